@@ -1,0 +1,197 @@
+//! Connections: the server's side of one worker, and the client's side of one connection.
+//!
+//! ```text
+//!   server                                     client
+//!   Listener (control thread)                  Channel (one connection, one thread)
+//!     hands each new connection to a worker      submit(Request, landing Slot)
+//!   Endpoint (one per worker, all its            flush(), poll() -> Arrival gives the Slot back
+//!     connections)
+//!     poll()    -> Event
+//!     respond() -> the Slot moves in, and comes back in Event::Sent
+//! ```
+//!
+//! Both fabrics carry the messages of [`crate::wire`] and run the same [`handshake`].
+
+pub mod handshake;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::memory::{Arena, Slot};
+use crate::wire;
+
+/// A connection of one worker: a place in its table and how often that place was reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ConnId {
+    /// Place in the worker's table, below [`EndpointConfig::max_connections`].
+    pub index: u32,
+    /// Generation of the place: an id that outlived its connection is recognised by it.
+    pub generation: u32,
+}
+
+/// What a worker's endpoint needs to know at start.
+#[derive(Debug, Clone)]
+pub struct EndpointConfig {
+    /// Number of the worker.
+    pub worker: usize,
+    /// Connections at most; one more is refused with a message.
+    pub max_connections: usize,
+    /// Requests that one connection may have in flight.
+    pub credits: u16,
+    /// Largest payload in bytes (the slot size).
+    pub max_payload: u32,
+    /// Shared secret; `None` accepts everybody.
+    pub token: Option<Arc<[u8]>>,
+    /// What the server tells a client once it is accepted.
+    pub welcome: wire::Welcome,
+    /// Time that a peer has for the handshake.
+    pub handshake_timeout: Duration,
+}
+
+/// An answer to one request.
+#[derive(Debug)]
+pub struct Response {
+    /// The payload's slot, `None` for an answer without payload. It comes back in
+    /// [`Event::Sent`], exactly once.
+    pub slot: Option<Slot>,
+    /// Bytes of payload, from the start of the slot.
+    pub len: u32,
+    /// Where the payload goes, from the request (RDMA; 0 on TCP).
+    pub remote_addr: u64,
+    /// Key for that address, from the request (RDMA; 0 on TCP).
+    pub rkey: u32,
+    /// The record that announces it.
+    pub record: wire::Completion,
+    /// The caller's own word; it comes back in [`Event::Sent`].
+    pub tag: u64,
+}
+
+/// Why a connection ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Closed {
+    /// The peer closed it.
+    ByPeer,
+    /// The transport failed: a reset, a QP in error, retries exhausted.
+    Transport,
+    /// The peer broke the protocol.
+    Protocol(wire::Reason),
+    /// The handshake was not finished in time.
+    HandshakeTimeout,
+    /// The peer does not know the token.
+    Unauthenticated,
+    /// This side closed it.
+    ByUs,
+}
+
+/// What an endpoint reports to its worker.
+#[derive(Debug)]
+pub enum Event {
+    /// A connection finished its handshake.
+    Opened(ConnId),
+    /// A request: its layout is valid, its contents are not judged yet.
+    Request(ConnId, wire::Request),
+    /// A response is done with: sent, or its connection is gone. The slot is at rest. The slot
+    /// is `None` if the response had none, or if it had to be leaked.
+    Sent {
+        /// Connection of the response.
+        conn: ConnId,
+        /// The response's tag.
+        tag: u64,
+        /// The response's slot.
+        slot: Option<Slot>,
+        /// False if the connection failed before the payload was wholly handed over.
+        delivered: bool,
+    },
+    /// A connection ended. Every response given to it has been reported by `Sent` before, or
+    /// will be; no further request of it comes.
+    Closed(ConnId, Closed),
+}
+
+/// The fabric side of one worker: all its connections. One thread owns it.
+///
+/// Dropping it with sends in flight tears the connections down, waits for the hardware with a
+/// bound, and leaks the slots of which it cannot be proven that the hardware is done.
+pub trait Endpoint {
+    /// Appends what has happened, at most `out`'s spare capacity. Also progresses handshakes and
+    /// takes in new connections from the listener.
+    fn poll(&mut self, out: &mut Vec<Event>);
+
+    /// Takes a response; it may stay in a batch until [`Endpoint::flush`]. Never busy: a client
+    /// has no more requests in flight than its credits, and each has one response.
+    /// A response to a connection that is gone is reported by [`Event::Sent`] at the next poll.
+    fn respond(&mut self, conn: ConnId, response: Response);
+
+    /// Hands the batch to the NIC or the sockets.
+    fn flush(&mut self);
+
+    /// Ends a connection: what was handed to the hardware is waited for or leaked.
+    fn close(&mut self, conn: ConnId);
+
+    /// Stops taking in new connections (for the drain at the end).
+    fn refuse_new(&mut self);
+
+    /// Responses accepted and not yet reported by [`Event::Sent`].
+    fn in_flight(&self) -> u32;
+
+    /// Connections that are open.
+    fn connections(&self) -> u32;
+
+    /// Slots given up because the hardware could not be proven done.
+    fn leaked(&self) -> u64 {
+        0
+    }
+}
+
+/// Accepts connections and spreads them over the workers, round-robin. Its own thread runs it.
+pub trait Listener: Send {
+    /// The workers' side. Made on the listener's thread, moved to the worker's.
+    type Endpoint: Endpoint + Send;
+
+    /// The endpoint of one worker; its slots are all of `arena`. Called once per worker on that
+    /// worker's thread, before [`Listener::run`].
+    fn endpoint(&self, config: EndpointConfig, arena: &Arc<Arena>) -> Result<Self::Endpoint>;
+
+    /// The address that is listened on, with the real port.
+    fn local_addr(&self) -> std::net::SocketAddr;
+
+    /// Accepts until `stop` becomes true; looks at it at least every 100 ms.
+    fn run(&self, stop: &std::sync::atomic::AtomicBool) -> Result<()>;
+}
+
+/// What arrived for one request of a client.
+#[derive(Debug)]
+pub struct Arrival {
+    /// The landing slot, at rest; the payload's `record.length` bytes are in it. `None` only if
+    /// the connection failed in a way that leaves the remote side able to write to it: leaked.
+    pub slot: Option<Slot>,
+    /// The server's record; `record.id` is the request's id.
+    pub record: wire::Completion,
+}
+
+/// The client's side of one connection. One thread owns it.
+///
+/// Dropping it with requests in flight destroys the connection before the landing slots can be
+/// reused; what cannot be proven unreachable is leaked.
+pub trait Channel {
+    /// Sends a request whose payload lands in `slot`; for RDMA it fills in address and key.
+    /// Gives the slot back if the credits are used up: poll, then try again.
+    fn submit(&mut self, request: wire::Request, slot: Slot) -> std::result::Result<(), Slot>;
+
+    /// Hands the batch to the NIC or the socket.
+    fn flush(&mut self) -> Result<(), Error>;
+
+    /// Appends what has arrived, at most `out`'s spare capacity. After an error the connection is
+    /// dead; requests in flight are then given back by [`Channel::abandon`].
+    fn poll(&mut self, out: &mut Vec<Arrival>) -> Result<usize, Error>;
+
+    /// Ends the connection and gives back the landing slots of requests that will not be
+    /// answered, with their request ids; what cannot be proven unreachable is leaked.
+    fn abandon(&mut self) -> Vec<(u64, Option<Slot>)>;
+
+    /// What the server said in the handshake.
+    fn welcome(&self) -> &wire::Welcome;
+
+    /// Requests sent and not yet answered.
+    fn in_flight(&self) -> u32;
+}

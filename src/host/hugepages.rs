@@ -1,0 +1,83 @@
+//! The hugepage pools: per size and NUMA node
+//! (Documentation/admin-guide/mm/hugetlbpage.rst of the kernel).
+
+use super::Root;
+use crate::error::{Error, Kind, Result};
+
+/// The default hugepage size in bytes, from /proc/meminfo.
+pub fn default_size(root: &Root) -> Result<usize> {
+    let meminfo = root.read("/proc/meminfo")?;
+    meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("Hugepagesize:"))
+        .and_then(|rest| rest.trim().strip_suffix("kB"))
+        .and_then(|kib| kib.trim().parse::<usize>().ok())
+        .map(|kib| kib << 10)
+        .ok_or_else(|| {
+            Error::new(Kind::Unsupported, "/proc/meminfo names no Hugepagesize")
+                .remedy("use --hugepages none, or a kernel with CONFIG_HUGETLBFS")
+        })
+}
+
+/// Folder of the pool for pages of `size` bytes: of one node, or of the whole system.
+pub fn pool(size: usize, node: Option<u32>) -> String {
+    let kib = size >> 10;
+    match node {
+        Some(node) => format!("/sys/devices/system/node/node{node}/hugepages/hugepages-{kib}kB"),
+        None => format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB"),
+    }
+}
+
+/// Pages of `size` bytes that nobody holds or has reserved, on `node` or on the whole system.
+pub fn free(root: &Root, size: usize, node: Option<u32>) -> Result<u64> {
+    let pool = pool(size, node);
+    let free = root.read_number(format!("{pool}/free_hugepages"))?;
+    // Reservations are kept for the system as a whole only.
+    let reserved = match node {
+        None => root.read_number(format!("{pool}/resv_hugepages"))?,
+        Some(_) => 0,
+    };
+    Ok(free.saturating_sub(reserved))
+}
+
+/// The command that adds `missing` pages to a pool.
+pub fn remedy(size: usize, missing: u64, node: Option<u32>) -> String {
+    let file = format!("{}/nr_hugepages", pool(size, node));
+    format!("reserve {missing} more: echo $(( $(cat {file}) + {missing} )) > {file}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("proc/meminfo", "MemTotal: 1 kB\nHugepagesize:       2048 kB\n");
+        write("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "10\n");
+        write("sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages", "4\n");
+        write("sys/devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages", "7\n");
+        dir
+    }
+
+    #[test]
+    fn free_pages_exclude_reservations() {
+        let dir = tree();
+        let root = Root::at(dir.path());
+        assert_eq!(default_size(&root).unwrap(), 2 << 20);
+        assert_eq!(free(&root, 2 << 20, None).unwrap(), 6);
+        assert_eq!(free(&root, 2 << 20, Some(1)).unwrap(), 7);
+        assert!(free(&root, 1 << 30, None).is_err());
+    }
+
+    #[test]
+    fn the_remedy_is_a_command_for_that_node() {
+        let text = remedy(2 << 20, 5, Some(1));
+        assert!(text.contains("node1/hugepages/hugepages-2048kB/nr_hugepages"), "{text}");
+        assert!(text.contains("+ 5"), "{text}");
+    }
+}

@@ -1,0 +1,23 @@
+//! millrace serves reads from NVMe drives to remote clients over RDMA or TCP, on either of two
+//! data paths: the kernel's (io_uring) or userspace (SPDK).
+//!
+//! Imports point downward only:
+//!
+//! ```text
+//! main -> cli -> commands -> { server, client, bench, device } -> { storage, fabric }
+//!      -> { memory, wire } -> { host, stats, limits, error }
+//! ```
+//!
+//! `storage` and `fabric` never know each other; only `server` joins them.
+
+pub mod error;
+pub mod fabric;
+pub mod host;
+pub mod limits;
+pub mod memory;
+pub mod stats;
+pub mod storage;
+pub mod units;
+pub mod wire;
+
+pub use error::{Error, Result};
