@@ -1,5 +1,7 @@
 //! Every size and bound that more than one part relies on, and the relations between them.
 
+use std::time::Duration;
+
 /// Alignment of slots, and the unit in which an arena is cut. It is the largest logical block
 /// size that drives in the field use, so a slot start suits every O_DIRECT read.
 pub const SLOT_ALIGN: usize = 4096;
@@ -52,6 +54,13 @@ pub const POLL_BUDGET: usize = 64;
 /// Largest registered io_uring buffer: the kernel refuses more than 1 GiB per buffer
 /// (io_uring/rsrc.c, `io_buffer_validate`).
 pub const MAX_FIXED_BUFFER: usize = 1 << 30;
+
+/// How often in a row one command that made no progress (EAGAIN, EINTR) is sent again.
+pub const MAX_RETRIES: u8 = 64;
+
+/// How long a queue that is dropped waits for its commands in flight before it leaks them. Above
+/// the time that a healthy drive needs, below what a person waits for a program to end.
+pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 
 const _: () = assert!(SLOT_ALIGN.is_power_of_two());
 const _: () = assert!(DEFAULT_SLOT_SIZE.is_multiple_of(SLOT_ALIGN));

@@ -18,7 +18,9 @@
 
 mod arena;
 pub mod seal;
+mod shared;
 mod slot;
 
 pub use arena::{Arena, ArenaSpec, Pages};
+pub use shared::SharedBytes;
 pub use slot::{Lent, Slot, SlotPool};

@@ -12,7 +12,14 @@
 //! happens: while it is inside, no safe code can reach it. Where a queue cannot prove that the
 //! hardware is done with a slot, it leaks it and counts it.
 
+pub mod mem;
+pub mod name;
+pub mod sim;
+pub mod uring;
+
 use std::sync::Arc;
+
+pub use name::DriveName;
 
 use crate::error::{IoStatus, Result};
 use crate::memory::{Arena, ArenaSpec, Slot};
@@ -39,6 +46,70 @@ pub struct DriveInfo {
     pub start: u64,
     /// NUMA node that it is attached to.
     pub node: Option<u32>,
+}
+
+impl DriveInfo {
+    /// Checks a command against this drive, as every queue does on submission.
+    ///
+    /// # Panics
+    ///
+    /// Where offset, length or slot do not suit the drive, or it is a write and the drives are
+    /// not `writable`: see [`Queue::submit`].
+    #[inline]
+    pub fn check(&self, command: &Command, writable: bool) {
+        let (offset, len) = (command.offset, u64::from(command.len));
+        let block = u64::from(self.block_size);
+        if command.operation != Operation::Read {
+            assert!(writable, "{:?} on {}, which was opened to read", command.operation, self.name);
+        }
+        if command.operation == Operation::Sync {
+            assert!(offset == 0 && len == 0, "a sync of bytes {offset}+{len}");
+            return;
+        }
+        assert!(len > 0, "a transfer of no bytes");
+        // Block sizes are powers of two (each backend checks that when it opens a drive), so no
+        // division is needed here.
+        assert!((offset | len) & (block - 1) == 0, "{offset}+{len} in blocks of {block}");
+        let end = offset.checked_add(len);
+        assert!(
+            end.is_some_and(|end| end <= self.capacity),
+            "bytes {offset}+{len} of {}, which has {}",
+            self.name,
+            self.capacity
+        );
+        assert!(len <= command.slot.size() as u64, "{len} bytes in a {}", command.slot.size());
+    }
+}
+
+/// What drives are opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum OpenMode {
+    /// Reads only: a write cannot reach the drive, whatever the program does.
+    #[default]
+    Read,
+    /// Reads, writes and syncs; a block device is claimed exclusively where the backend can.
+    ReadWrite,
+}
+
+impl OpenMode {
+    /// True for [`OpenMode::ReadWrite`].
+    pub fn is_writable(self) -> bool {
+        self == OpenMode::ReadWrite
+    }
+}
+
+/// Checks the depth of a queue: 1 to [`MAX_DEPTH`](crate::limits::MAX_DEPTH).
+///
+/// # Errors
+///
+/// `Usage` where it is out of range.
+pub fn check_depth(depth: u32) -> Result<()> {
+    let most = crate::limits::MAX_DEPTH;
+    if depth == 0 || depth > most {
+        return Err(crate::Error::usage(format!("a storage depth of {depth}"))
+            .remedy(format!("choose --depth from 1 to {most}")));
+    }
+    Ok(())
 }
 
 /// What a command does.
@@ -125,11 +196,14 @@ pub trait Queue {
     ///
     /// # Panics
     ///
-    /// If offset and length do not suit the drive: the caller checks requests against
-    /// [`DriveInfo`] before they get here.
+    /// If offset and length do not suit the drive, or on a write to drives that were opened to
+    /// read: the caller checks requests against [`DriveInfo`] before they get here. See
+    /// [`DriveInfo::check`].
     fn submit(&mut self, command: Command) -> Submit;
 
-    /// Hands the batch to the drives. At most one system call.
+    /// Hands the batch to the drives, and has the system collect what completed where that needs
+    /// a system call. At most one system call in all; none where nothing is to be done. A worker
+    /// calls it in every turn of its loop, before [`Queue::poll`], also with an empty batch.
     ///
     /// # Errors
     ///
@@ -138,7 +212,7 @@ pub trait Queue {
     fn flush(&mut self) -> Result<()>;
 
     /// Appends what has completed, at most `out`'s spare capacity: it never allocates.
-    /// Returns how many.
+    /// Returns how many. No system call.
     fn poll(&mut self, out: &mut Vec<Completion>) -> usize;
 
     /// Commands accepted and not yet completed.
