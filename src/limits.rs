@@ -53,6 +53,11 @@ pub const POLL_BUDGET: usize = 64;
 /// (io_uring/rsrc.c, `io_buffer_validate`).
 pub const MAX_FIXED_BUFFER: usize = 1 << 30;
 
+/// Time that a TCP client has to take one answer once it is the next to be sent to it. Until then
+/// a client that does not read holds the slots of its answers, at most as many as its credits.
+/// 64 MiB in this time are 18 Mbit/s: slower than any line that the largest slot makes sense on.
+pub const TCP_STALL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
+
 const _: () = assert!(SLOT_ALIGN.is_power_of_two());
 const _: () = assert!(DEFAULT_SLOT_SIZE.is_multiple_of(SLOT_ALIGN));
 const _: () = assert!(DEFAULT_SLOT_SIZE <= MAX_SLOT_SIZE);
