@@ -10,11 +10,17 @@
 //!
 //! `storage` and `fabric` never know each other; only `server` joins them.
 
+pub mod bench;
+pub mod check;
+pub mod cli;
+pub mod client;
+pub mod commands;
 pub mod error;
 pub mod fabric;
 pub mod host;
 pub mod limits;
 pub mod memory;
+pub mod server;
 pub mod stats;
 pub mod storage;
 pub mod units;

@@ -159,9 +159,9 @@ pub trait Endpoint {
 }
 
 /// Accepts connections and spreads them over the workers, round-robin. Its own thread runs it.
-pub trait Listener: Send {
-    /// The workers' side. Made on the listener's thread, moved to the worker's.
-    type Endpoint: Endpoint + Send;
+pub trait Listener: Send + Sync {
+    /// The workers' side.
+    type Endpoint: Endpoint;
 
     /// The endpoint of one worker; its slots are all of `arena`. Called once per worker on that
     /// worker's thread, before [`Listener::run`].
@@ -196,7 +196,8 @@ pub trait Channel {
     /// Hands the batch to the NIC or the socket.
     fn flush(&mut self) -> Result<(), Error>;
 
-    /// Appends what has arrived, at most `out`'s spare capacity. After an error the connection is
+    /// Appends what has arrived, at most `out`'s spare capacity, and goes on with what the last
+    /// flush could not send. After an error the connection is
     /// dead; requests in flight are then given back by [`Channel::abandon`].
     fn poll(&mut self, out: &mut Vec<Arrival>) -> Result<usize, Error>;
 
@@ -209,4 +210,61 @@ pub trait Channel {
 
     /// Requests sent and not yet answered.
     fn in_flight(&self) -> u32;
+}
+
+/// Connects over `fabric` to the first of `addresses` that answers. Landing slots of the channel
+/// must all be of `arena`.
+///
+/// # Errors
+///
+/// The failure of the last address, of the kinds that the fabric's own `connect` has.
+pub fn connect(
+    fabric: address::FabricKind,
+    addresses: &[std::net::SocketAddr],
+    config: &ConnectConfig,
+    arena: &Arc<Arena>,
+) -> Result<Box<dyn Channel>> {
+    let _ = arena;
+    let one = |address: &std::net::SocketAddr| -> Result<Box<dyn Channel>> {
+        match fabric {
+            address::FabricKind::Tcp => Ok(Box::new(tcp::TcpChannel::connect(*address, config)?)),
+            address::FabricKind::Rdma => {
+                Err(Error::new(crate::error::Kind::Unsupported, "no RDMA yet"))
+            }
+        }
+    };
+    let mut last = Error::usage("no address to connect to");
+    for address in addresses {
+        match one(address) {
+            Ok(channel) => return Ok(channel),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+impl<C: Channel + ?Sized> Channel for Box<C> {
+    fn submit(&mut self, request: wire::Request, slot: Slot) -> std::result::Result<(), Slot> {
+        (**self).submit(request, slot)
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        (**self).flush()
+    }
+
+    fn poll(&mut self, out: &mut Vec<Arrival>) -> Result<usize, Error> {
+        (**self).poll(out)
+    }
+
+    fn abandon(&mut self) -> Vec<(u64, Option<Slot>)> {
+        (**self).abandon()
+    }
+
+    fn welcome(&self) -> &wire::Welcome {
+        (**self).welcome()
+    }
+
+    fn in_flight(&self) -> u32 {
+        (**self).in_flight()
+    }
 }

@@ -1,7 +1,9 @@
 //! What this host is: read from /sys and /proc below an injectable root, so that tests read
 //! captured trees.
 
+pub mod affinity;
 pub mod block;
+pub mod facts;
 pub mod hugepages;
 pub mod pci;
 

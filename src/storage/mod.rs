@@ -14,7 +14,6 @@
 
 pub mod mem;
 pub mod name;
-pub mod sim;
 pub mod uring;
 
 use std::sync::Arc;

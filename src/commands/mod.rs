@@ -1,0 +1,6 @@
+//! The commands, a file each: from what was said to what is done.
+
+pub mod bench;
+pub mod local;
+mod options;
+pub mod serve;
