@@ -298,7 +298,7 @@ fn work<E: Endpoint>(
     }
     seal::unseal();
     // What is in flight comes back when its connection is closed.
-    let open: Vec<_> = log.opened.iter().copied().collect();
+    let open = log.opened.clone();
     open.into_iter().for_each(|conn| endpoint.close(conn));
     let until = Instant::now() + PATIENCE;
     while endpoint.in_flight() > 0 || endpoint.connections() > 0 {
