@@ -107,7 +107,6 @@ impl Connection {
         self.credits = 0;
         (self.start, self.end) = (0, 0);
         (self.done, self.written) = (0, 0);
-        self.ids.drain().for_each(drop);
         self.stalled_since = None;
         self.maybe_readable = false;
         self.ending = false;
@@ -117,6 +116,7 @@ impl Connection {
     /// Opens it after the handshake.
     pub(super) fn open(&mut self, credits: u16) {
         self.credits = credits.into();
+        self.ids.reset(self.credits);
         self.phase = Phase::Open;
     }
 
@@ -280,6 +280,10 @@ impl Connection {
         let response = self.queue.pop_front()?;
         self.done = self.done.saturating_sub(1);
         self.ids.remove(response.record.id.get());
+        if self.queue.is_empty() {
+            // Back to the ring's start: going around it would make each answer a cache miss.
+            self.queue.clear();
+        }
         Some((response, delivered))
     }
 

@@ -7,6 +7,8 @@
 #[derive(Debug)]
 pub(super) struct IdTable<V> {
     places: Box<[Option<(u64, V)>]>,
+    /// Places in use: a power of two, and the shift that maps a hash to one of them.
+    size: usize,
     shift: u32,
     len: usize,
 }
@@ -14,9 +16,17 @@ pub(super) struct IdTable<V> {
 impl<V> IdTable<V> {
     /// Room for `capacity` ids, at most half full so that probes stay short.
     pub(super) fn new(capacity: usize) -> Self {
-        let size = (capacity * 2).next_power_of_two().max(4);
+        let size = size_for(capacity);
         let places = std::iter::repeat_with(|| None).take(size).collect();
-        Self { places, shift: 64 - size.trailing_zeros(), len: 0 }
+        Self { places, size, shift: 64 - size.trailing_zeros(), len: 0 }
+    }
+
+    /// Empties the table and uses no more of it than `capacity` ids need, so that a connection of
+    /// few credits touches few cache lines.
+    pub(super) fn reset(&mut self, capacity: usize) {
+        self.drain().for_each(drop);
+        self.size = size_for(capacity).min(self.places.len());
+        self.shift = 64 - self.size.trailing_zeros();
     }
 
     /// Ids in the table.
@@ -30,7 +40,7 @@ impl<V> IdTable<V> {
     }
 
     fn next(&self, at: usize) -> usize {
-        (at + 1) & (self.places.len() - 1)
+        (at + 1) & (self.size - 1)
     }
 
     /// The place of `id`, or the empty one where it would go.
@@ -62,7 +72,7 @@ impl<V> IdTable<V> {
         if self.places[at].is_some() {
             return false;
         }
-        assert!(self.len < self.places.len() / 2, "more ids than credits");
+        assert!(self.len < self.size / 2, "more ids than credits");
         self.places[at] = Some((id, value));
         self.len += 1;
         true
@@ -73,7 +83,7 @@ impl<V> IdTable<V> {
         let mut hole = self.find(id);
         let (_, value) = self.places[hole].take()?;
         self.len -= 1;
-        let mask = self.places.len() - 1;
+        let mask = self.size - 1;
         let mut at = self.next(hole);
         while let Some((other, _)) = &self.places[at] {
             // It may move into the hole if the hole is not before its home.
@@ -94,6 +104,10 @@ impl<V> IdTable<V> {
     }
 }
 
+fn size_for(capacity: usize) -> usize {
+    (capacity * 2).next_power_of_two().max(4)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,7 +118,8 @@ mod tests {
         /// Few distinct ids in a small table, so that chains wrap around and gaps close.
         #[test]
         fn behaves_like_a_map(steps in prop::collection::vec((any::<bool>(), 0u64..24), 1..400)) {
-            let (mut table, mut model) = (IdTable::new(8), HashMap::new());
+            let (mut table, mut model) = (IdTable::new(64), HashMap::new());
+            table.reset(8);
             for (n, (add, id)) in steps.into_iter().enumerate() {
                 if add && (model.len() < 8 || model.contains_key(&id)) {
                     prop_assert_eq!(table.insert(id, n), !model.contains_key(&id));

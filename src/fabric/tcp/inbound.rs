@@ -171,3 +171,99 @@ fn begin(message: &[u8], table: &mut IdTable<Pending>) -> Result<Landing, Fault>
     let slot = table.remove(id).ok_or(Fault::Unknown(id))?.slot;
     Ok(Landing { slot, record, got: 0 })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+    use zerocopy::IntoBytes;
+
+    use super::*;
+    use crate::memory::{Arena, ArenaSpec, Pages, SlotPool};
+    use crate::wire::Status;
+
+    /// Gives a stream in pieces of the given sizes, and between them nothing.
+    struct Pieces<'a> {
+        bytes: &'a [u8],
+        sizes: std::iter::Cycle<std::slice::Iter<'a, usize>>,
+    }
+
+    impl Read for Pieces<'_> {
+        fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+            self.read_vectored(&mut [IoSliceMut::new(room)])
+        }
+
+        fn read_vectored(&mut self, rooms: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+            let size = *self.sizes.next().expect("a cycle has no end");
+            if size == 0 {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let (piece, _) = self.bytes.split_at(size.min(self.bytes.len()));
+            let n = (&mut &piece[..]).read_vectored(rooms)?;
+            self.bytes = &self.bytes[n..];
+            Ok(n)
+        }
+    }
+
+    const SLOT: usize = 128 << 10;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// However the stream is cut, the same answers come out of it.
+        #[test]
+        fn every_split_parses_the_same(
+            lengths in prop::collection::vec(
+                prop_oneof![Just(0u32), 1u32..200, Just(4096), 30_000u32..=SLOT as u32], 1..24),
+            mut sizes in prop::collection::vec(
+                prop_oneof![Just(0usize), 1usize..130, 1usize..100_000], 1..12),
+            room in 1usize..5,
+        ) {
+            // Something must come now and then.
+            sizes.push(40_000);
+            let bytes = SlotPool::bytes_needed(SLOT, lengths.len());
+            let arena = Arena::map(&ArenaSpec { bytes, pages: Pages::Base, node: None }).unwrap();
+            let mut pool = SlotPool::new(Arc::new(arena), SLOT, lengths.len()).unwrap();
+            let mut table = IdTable::new(lengths.len());
+            let mut stream = Vec::new();
+            // Answered from last to first, each with bytes that tell its id.
+            for (id, &length) in lengths.iter().enumerate().rev() {
+                let slot = pool.acquire().unwrap();
+                table.insert(id as u64, Pending { slot, length });
+                let mut record = Completion::new(id as u64, Status::Ok, 0);
+                record.length = length.into();
+                stream.extend(record.as_bytes());
+                stream.extend((0..length).map(|at| (at as usize * 7 + id) as u8));
+            }
+            let mut socket = Pieces { bytes: &stream, sizes: sizes.iter().cycle() };
+            let mut inbound = Inbound::new();
+            let mut out = Vec::with_capacity(room);
+            let mut next = lengths.len();
+            loop {
+                let end = inbound.receive(&mut socket, &mut table, &mut out);
+                for Arrival { slot, record } in out.drain(..) {
+                    next -= 1;
+                    prop_assert_eq!(record.id.get(), next as u64);
+                    prop_assert_eq!(record.length.get(), lengths[next]);
+                    let slot = slot.unwrap();
+                    for (at, byte) in slot.bytes(lengths[next] as usize).iter().enumerate() {
+                        prop_assert_eq!(*byte, (at * 7 + next) as u8);
+                    }
+                    pool.release(slot);
+                }
+                match end {
+                    Ok(()) => {}
+                    Err(fault) => {
+                        prop_assert_eq!(fault, Fault::Ended);
+                        break;
+                    }
+                }
+            }
+            prop_assert_eq!(next, 0);
+            prop_assert_eq!(pool.available(), lengths.len());
+            prop_assert_eq!(table.len(), 0);
+        }
+    }
+}
