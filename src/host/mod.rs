@@ -2,6 +2,12 @@
 //! captured trees.
 
 pub mod hugepages;
+pub mod iommu;
+pub mod lock;
+pub mod nvme;
+pub mod pci;
+pub mod signature;
+pub mod usage;
 
 use std::path::{Path, PathBuf};
 
