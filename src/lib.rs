@@ -10,6 +10,8 @@
 //!
 //! `storage` and `fabric` never know each other; only `server` joins them.
 
+pub mod commands;
+pub mod device;
 pub mod error;
 pub mod fabric;
 pub mod host;

@@ -9,8 +9,8 @@ use super::pci::{self, Address};
 pub struct Controller {
     /// `nvme0`.
     pub name: String,
-    /// Serial number without the padding.
-    pub serial: String,
+    /// Serial number without the padding; `None` until the driver has read it.
+    pub serial: Option<String>,
     /// Model without the padding.
     pub model: String,
     /// Block devices of its namespaces, sorted by name; under native multipath the head device.
@@ -46,11 +46,18 @@ pub fn controller(root: &Root, address: Address) -> Option<Controller> {
     heads.dedup();
     let namespaces = heads.into_iter().filter_map(|name| disk(root, name)).collect();
     Some(Controller {
-        serial: read("serial").trim().to_owned(),
+        serial: serial(&read("serial")),
         model: read("model").trim().to_owned(),
         name,
         namespaces,
     })
+}
+
+/// Before the driver has identified the controller, the kernel formats a string that it does not
+/// have yet, as `(efault)` or `(null)`: seen on 6.1 for some milliseconds after a probe.
+fn serial(text: &str) -> Option<String> {
+    let text = text.trim();
+    (!matches!(text, "(efault)" | "(null)")).then(|| text.to_owned())
 }
 
 fn disk(root: &Root, name: String) -> Option<Disk> {
@@ -80,6 +87,12 @@ fn head(entry: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_serial_that_is_not_read_yet_is_none() {
+        assert_eq!(serial("mill0               \n").as_deref(), Some("mill0"));
+        assert_eq!(serial("(efault)            "), None);
+    }
 
     #[test]
     fn path_devices_lead_to_their_head() {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::Root;
 use crate::error::{Error, Result};
@@ -13,7 +13,8 @@ use crate::error::{Error, Result};
 pub const NVME_CLASS: u32 = 0x01_0802;
 
 /// Address of a PCI function: `0000:5e:00.0`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+#[serde(try_from = "String")]
 pub struct Address {
     /// Domain (segment); VMD and some clouds use more than 16 bits.
     pub domain: u32,
@@ -28,7 +29,6 @@ pub struct Address {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { domain, bus, device, function } = self;
-        // `pad` would need a text first; alignment in tables is done by the caller.
         write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
     }
 }
@@ -48,6 +48,14 @@ impl FromStr for Address {
 impl Serialize for Address {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         serializer.collect_str(self)
+    }
+}
+
+impl TryFrom<String> for Address {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
     }
 }
 
