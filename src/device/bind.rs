@@ -1,6 +1,8 @@
 //! Carrying out a bind: whatever fails, the drive is back with its driver afterwards, or the
 //! journal knows where it belongs.
 
+use std::fs::File;
+use std::io::ErrorKind;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::journal::JournalFile;
@@ -8,7 +10,7 @@ use super::kernel::{Kernel, Step};
 use super::plan::{BindRequest, load_modules, plan};
 use super::switch::{await_disks, switch};
 use super::{Drive, Entry, NVME, VFIO, boot_id, look_again};
-use crate::error::{Context, Error, Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::host::pci;
 
 /// Plans, shows the plan through `say`, and carries it out, drive by drive. On a failure the drive
@@ -49,15 +51,7 @@ pub fn bind(
 
 fn bind_one(kernel: &dyn Kernel, journal: &mut JournalFile, drive: &Drive) -> Result<()> {
     // Held until the drive has left: nobody can mount it or stack on it in between.
-    let claims = drive.disks.iter().map(|disk| {
-        kernel.claim(&disk.name).context(|| {
-            format!(
-                "{}: /dev/{} was taken into use since the plan was made",
-                drive.title(),
-                disk.name
-            )
-        })
-    });
+    let claims = drive.disks.iter().map(|disk| claim(kernel, drive, &disk.name));
     let claims = claims.collect::<Result<Vec<_>>>()?;
     unchanged(kernel, journal, drive)?;
     let entry = entry_of(kernel, drive);
@@ -66,6 +60,18 @@ fn bind_one(kernel: &dyn Kernel, journal: &mut JournalFile, drive: &Drive) -> Re
     let outcome = switch(kernel, drive.address, VFIO);
     drop(claims);
     outcome.map_err(|cause| roll_back(kernel, journal, &entry, cause))
+}
+
+fn claim(kernel: &dyn Kernel, drive: &Drive, device: &str) -> Result<File> {
+    kernel.claim(device).map_err(|e| {
+        let (kind, how) = match e.kind() {
+            ErrorKind::ResourceBusy => (Kind::Busy, "was taken into use since the plan was made"),
+            _ => (Kind::Device, "cannot be claimed"),
+        };
+        Error::new(kind, format!("{} stays where it is: /dev/{device} {how}", drive.title()))
+            .remedy("millrace device list shows what it is used for; run both as root")
+            .caused_by(e)
+    })
 }
 
 /// The plan may be some seconds old.

@@ -219,12 +219,11 @@ fn nodes(root: &Root, drive: &Drive) -> (Vec<String>, Vec<String>) {
         }
     }
     let folder = pci::dir(drive.address);
-    if drive.driver.as_deref() == Some(VFIO) {
-        paths.extend(drive.iommu_group.map(|group| format!("/dev/vfio/{group}")));
-        // The newer interface: one node for each device (Documentation/driver-api/vfio.rst).
-        let devices = root.list(format!("{folder}/vfio-dev")).unwrap_or_default();
-        paths.extend(devices.iter().map(|name| format!("/dev/vfio/devices/{name}")));
-    }
+    // A group in use by a process stays that process's: none joins it, none leaves it.
+    paths.extend(drive.iommu_group.map(|group| format!("/dev/vfio/{group}")));
+    // The newer interface: one node for each device (Documentation/driver-api/vfio.rst).
+    let devices = root.list(format!("{folder}/vfio-dev")).unwrap_or_default();
+    paths.extend(devices.iter().map(|name| format!("/dev/vfio/devices/{name}")));
     let uio = root.list(format!("{folder}/uio")).unwrap_or_default();
     paths.extend(uio.iter().map(|name| format!("/dev/{name}")));
     (paths, numbers)

@@ -46,9 +46,9 @@ struct Refusal {
     remedy: String,
 }
 
-/// Modules of VFIO, by the place that shows them to be there, loaded or built in.
-const MODULES: [(&str, &str); 3] = [
-    ("vfio", "/sys/module/vfio"),
+/// Modules of VFIO, by the place that shows them to be there, loaded or built in. `vfio` itself
+/// comes with vfio-pci; where it is built in, /sys/module need not show it.
+const MODULES: [(&str, &str); 2] = [
     ("vfio-pci", "/sys/bus/pci/drivers/vfio-pci"),
     ("vfio_iommu_type1", "/sys/module/vfio_iommu_type1"),
 ];
@@ -57,7 +57,7 @@ const MODULES: [(&str, &str); 3] = [
 /// names every reason against every drive, each with the command that removes it.
 pub fn plan(kernel: &dyn Kernel, journal: &Journal, request: &BindRequest) -> Result<Plan> {
     let root = kernel.root();
-    let all = survey(root, journal)?;
+    let all = settled_survey(kernel, journal)?;
     let mut named: Vec<&Drive> = Vec::new();
     for name in &request.drives {
         let drive = find(root, &all, name)?;
@@ -105,6 +105,22 @@ pub fn plan(kernel: &dyn Kernel, journal: &Journal, request: &BindRequest) -> Re
         modules,
         lockdown: iommu::lockdown(root).filter(|state| state != "none"),
     })
+}
+
+/// Udev opens each new block device for a moment, for instance just after a restore: that is no use
+/// to refuse, so wait for it, at most two seconds.
+fn settled_survey(kernel: &dyn Kernel, journal: &Journal) -> Result<Vec<Drive>> {
+    const TRIES: u32 = 40;
+    let by_udev =
+        |used: &Use| matches!(used, Use::Open { command, .. } if command.contains("udev"));
+    for _ in 0..TRIES {
+        let drives = survey(kernel.root(), journal)?;
+        if !drives.iter().any(|drive| drive.uses.iter().any(by_udev)) {
+            return Ok(drives);
+        }
+        kernel.pause();
+    }
+    survey(kernel.root(), journal)
 }
 
 fn describe(text: &mut String, refusals: &[Refusal]) {

@@ -2,7 +2,7 @@
 
 use super::journal::{Journal, JournalFile};
 use super::kernel::Kernel;
-use super::switch::{await_disks, is_of_this_boot, switch};
+use super::switch::{await_disks, await_serial, is_of_this_boot, switch};
 use super::{Drive, Entry, NVME, find, look_again, survey};
 use crate::error::{Error, Kind, Result};
 use crate::host::pci::{self, Address};
@@ -137,7 +137,12 @@ fn bring_home(
             ))
             .caused_by(e)
     })?;
-    let Some(entry) = entry else { return Ok(format!("{address} is with {driver}")) };
+    let Some(entry) = entry else {
+        return Ok(match await_serial(kernel, address) {
+            Some(serial) => format!("{address} (serial {serial}) is with {driver}"),
+            None => format!("{address} is with {driver}, but does not name itself: see dmesg"),
+        });
+    };
     let disks = await_disks(kernel, entry)?.join(", ");
     Ok(format!("{address} (serial {}) is back with {driver} as {disks}", entry.serial))
 }

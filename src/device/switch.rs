@@ -104,6 +104,13 @@ pub(super) fn await_disks(kernel: &dyn Kernel, entry: &Entry) -> Result<Vec<Stri
     Ok(disks.into_iter().map(|disk| disk.name).collect())
 }
 
+/// Waits until the drive has named itself, at most as long; for a drive of which nothing is known.
+pub(super) fn await_serial(kernel: &dyn Kernel, address: Address) -> Option<String> {
+    let serial = || nvme::controller(kernel.root(), address)?.serial;
+    wait(kernel, SERIAL_TRIES, || serial().is_some());
+    serial()
+}
+
 /// True as soon as `done` is; false after `tries` pauses.
 fn wait(kernel: &dyn Kernel, tries: u32, done: impl Fn() -> bool) -> bool {
     for _ in 0..tries {

@@ -32,6 +32,8 @@ pub struct Machine {
     pub loadable: RefCell<Vec<&'static str>>,
     /// What claims fail with EBUSY, and how many succeed before that.
     pub claims_left: Cell<Option<u32>>,
+    /// The process that ends during the next pause.
+    pub ends_at_pause: Cell<Option<u32>>,
     /// Where the program ends.
     pub crash_after: Cell<Option<Step>>,
     /// Most pages of 2 MiB that a pool can have.
@@ -52,6 +54,7 @@ impl Machine {
             drives_stay_dead: Cell::new(false),
             loadable: RefCell::default(),
             claims_left: Cell::new(None),
+            ends_at_pause: Cell::new(None),
             crash_after: Cell::new(None),
             most_pages: Cell::new(1000),
         };
@@ -258,7 +261,11 @@ impl Kernel for Machine {
         File::open(self.root.path(format!("/dev/{device}")))
     }
 
-    fn pause(&self) {}
+    fn pause(&self) {
+        if let Some(pid) = self.ends_at_pause.take() {
+            self.remove(&format!("/proc/{pid}"));
+        }
+    }
 
     fn reached(&self, step: Step) {
         if self.crash_after.get() == Some(step) {
