@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{bench, local, serve};
+use crate::commands::{bench, device, local, serve};
 use crate::error::{Error, Kind};
 
 /// Serves NVMe reads to remote clients over RDMA or TCP, through io_uring or SPDK.
@@ -25,6 +25,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Load the storage path of this machine alone, without a network
     Local(local::LocalArgs),
+    /// List NVMe drives, and move them between the kernel's driver and vfio-pci
+    Device(device::DeviceArgs),
 }
 
 fn version() -> &'static str {
@@ -40,6 +42,7 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Local(args) => local::run(args),
+        Command::Device(args) => device::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -15,6 +15,7 @@ pub mod check;
 pub mod cli;
 pub mod client;
 pub mod commands;
+pub mod device;
 pub mod error;
 pub mod fabric;
 pub mod host;

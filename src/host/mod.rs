@@ -5,7 +5,12 @@ pub mod affinity;
 pub mod block;
 pub mod facts;
 pub mod hugepages;
+pub mod iommu;
+pub mod lock;
+pub mod nvme;
 pub mod pci;
+pub mod signature;
+pub mod usage;
 
 use std::path::{Path, PathBuf};
 

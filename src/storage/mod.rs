@@ -14,6 +14,7 @@
 
 pub mod mem;
 pub mod name;
+pub mod sim;
 pub mod uring;
 
 use std::sync::Arc;
