@@ -13,6 +13,7 @@
 //! Both fabrics carry the messages of [`crate::wire`] and run the same [`handshake`].
 
 pub mod handshake;
+pub mod rdma;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,6 +48,19 @@ pub struct EndpointConfig {
     pub welcome: wire::Welcome,
     /// Time that a peer has for the handshake.
     pub handshake_timeout: Duration,
+}
+
+/// What a client needs to connect, on either fabric.
+#[derive(Debug, Clone)]
+pub struct ConnectConfig {
+    /// Requests that it would like to have in flight; the server grants as many or fewer.
+    pub credits: u16,
+    /// Largest payload in bytes that it will ask for.
+    pub max_payload: u32,
+    /// Shared secret; `None` if the server accepts everybody.
+    pub token: Option<Arc<[u8]>>,
+    /// Time for connecting and for the handshake, together.
+    pub timeout: Duration,
 }
 
 /// An answer to one request.
