@@ -31,6 +31,7 @@
 //! # }
 //! ```
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -53,6 +54,8 @@ pub struct ClientOptions {
     pub token: Option<Arc<[u8]>>,
     /// Pages of the landing memory.
     pub pages: Pages,
+    /// Local address of the NIC to use (RDMA); `None` leaves it to the routing table.
+    pub local: Option<IpAddr>,
     /// Time for connecting and the handshake, and for each blocking read.
     pub timeout: Duration,
 }
@@ -64,6 +67,7 @@ impl Default for ClientOptions {
             max_read: DEFAULT_SLOT_SIZE,
             token: None,
             pages: Pages::Auto,
+            local: None,
             timeout: Duration::from_secs(10),
         }
     }
@@ -150,7 +154,7 @@ impl Client {
             token: options.token.clone(),
             timeout: options.timeout,
         };
-        let channel = fabric::connect(fabric, &name.resolve()?, &config, &arena)?;
+        let channel = fabric::connect(fabric, &name.resolve()?, &config, options.local, &arena)?;
         Self::new(channel, SlotPool::new(arena, options.max_read, count)?, options.timeout)
     }
 }

@@ -1,5 +1,6 @@
 //! `millrace bench`.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::local::{load_options, publish};
-use super::options::{LoadArgs, read_token};
+use super::options::{LoadArgs, parse, read_token};
 use crate::bench::{RemoteTarget, run as run_load};
 use crate::client::{Client, ClientOptions, RemoteDrive};
 use crate::error::{Error, Kind, Result};
@@ -35,6 +36,13 @@ pub struct BenchArgs {
     /// CPUs for the threads, like 0,2-4 [default: not pinned]
     #[arg(long)]
     cores: Option<String>,
+    /// Local address of the NIC to use (rdma) [default: as the routing table says]
+    #[arg(long, value_name = "ADDR")]
+    bind: Option<IpAddr>,
+    /// Pages of the landing memory: auto, none, 2m, 1g
+    #[arg(long, default_value = "auto", value_parser = parse::<Pages>)]
+    #[serde(skip)]
+    hugepages: Pages,
     /// Compare the CRC-64/NVME of what landed with that of what the server read
     #[arg(long)]
     verify: bool,
@@ -73,7 +81,8 @@ pub fn run(args: BenchArgs) -> Result<()> {
         depth,
         max_read: (args.load.io_size as usize).next_multiple_of(SLOT_ALIGN),
         token: read_token(args.token_file.as_deref())?,
-        pages: Pages::Auto,
+        pages: args.hugepages,
+        local: args.bind,
         timeout: Duration::from_secs(10),
     };
     let connect =

@@ -12,6 +12,7 @@ use super::options::{Backend, StorageArgs, duration, parse, read_token, size};
 use crate::error::{Context, Error, Kind, Result};
 use crate::fabric::Listener;
 use crate::fabric::address::{Address, FabricKind};
+use crate::fabric::rdma::RdmaListener;
 use crate::fabric::tcp::{TcpListener, TcpOptions};
 use crate::host::affinity;
 use crate::limits::{DEFAULT_CONNECTIONS, DEFAULT_CREDITS, DEFAULT_DEPTH, DEFAULT_SLOT_SIZE};
@@ -129,7 +130,7 @@ fn listen<S: Storage + 'static>(args: &ServeArgs, storage: S) -> Result<()> {
         FabricKind::Tcp => {
             serve(args, storage, TcpListener::bind(address, TcpOptions::default())?, options)
         }
-        FabricKind::Rdma => Err(Error::new(Kind::Unsupported, "no RDMA yet")),
+        FabricKind::Rdma => serve(args, storage, RdmaListener::bind(address)?, options),
     }
 }
 

@@ -14,6 +14,7 @@
 
 pub mod address;
 pub mod handshake;
+pub mod rdma;
 pub mod tcp;
 
 use std::sync::Arc;
@@ -213,23 +214,29 @@ pub trait Channel {
 }
 
 /// Connects over `fabric` to the first of `addresses` that answers. Landing slots of the channel
-/// must all be of `arena`.
+/// must all be of `arena`. `local` chooses the NIC of an RDMA connection; `None` leaves it to the
+/// routing table.
 ///
 /// # Errors
 ///
-/// The failure of the last address, of the kinds that the fabric's own `connect` has.
+/// `Usage` for a local address on TCP. The failure of the last address, of the kinds that the fabric's own `connect` has.
 pub fn connect(
     fabric: address::FabricKind,
     addresses: &[std::net::SocketAddr],
     config: &ConnectConfig,
+    local: Option<std::net::IpAddr>,
     arena: &Arc<Arena>,
 ) -> Result<Box<dyn Channel>> {
-    let _ = arena;
     let one = |address: &std::net::SocketAddr| -> Result<Box<dyn Channel>> {
         match fabric {
+            address::FabricKind::Tcp if local.is_some() => {
+                Err(Error::usage("a local address chooses the NIC of RDMA, not of TCP")
+                    .remedy("leave it out: the routing table decides for TCP"))
+            }
             address::FabricKind::Tcp => Ok(Box::new(tcp::TcpChannel::connect(*address, config)?)),
             address::FabricKind::Rdma => {
-                Err(Error::new(crate::error::Kind::Unsupported, "no RDMA yet"))
+                let rdma = rdma::RdmaConfig { local };
+                Ok(Box::new(rdma::RdmaChannel::connect(*address, config, rdma, arena)?))
             }
         }
     };
