@@ -177,8 +177,8 @@ fn action(
         )));
     }
     if drive.driver.as_deref() == Some(driver) {
-        return Ok(match drive.leftover_override() {
-            // The move clears it.
+        return Ok(match &drive.driver_override {
+            // The move clears it: another tool's, or our own after a crash on the way back.
             Some(_) => Action::Move,
             None => home(kernel, entry, drive, driver),
         });
