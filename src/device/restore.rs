@@ -170,7 +170,8 @@ fn action(
     named: bool,
 ) -> Result<Action> {
     let address = drive.address;
-    if pci::class(kernel.root(), address).is_none() {
+    // Something else may sit there by now; it is none of ours.
+    if pci::class(kernel.root(), address) != Some(pci::NVME_CLASS) {
         let serial = entry.map_or("?", |entry| entry.serial.as_str());
         return Ok(Action::Home(format!(
             "{address} (serial {serial}) has left the machine: nothing to restore"

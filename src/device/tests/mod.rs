@@ -267,10 +267,15 @@ fn after_a_reboot_only_what_is_surely_ours_is_moved() {
     let said = restore_it(&machine, &[]).unwrap();
     assert!(said.contains("is another drive now"), "{said}");
     assert_home(&machine);
-    let elsewhere = Entry { address: "0000:77:00.0".parse().unwrap(), ..entry };
-    machine.journal().add(elsewhere).unwrap();
-    let said = restore_it(&machine, &[]).unwrap();
-    assert!(said.contains("has left the machine"), "{said}");
+    let network = "0000:77:00.0".parse().unwrap();
+    machine.add_function("0000:00:07.0", network, 0x02_0000, 17);
+    machine.attach(network, "e1000e");
+    for elsewhere in [network, "0000:78:00.0".parse().unwrap()] {
+        machine.journal().add(Entry { address: elsewhere, ..entry.clone() }).unwrap();
+        let said = restore_it(&machine, &[&elsewhere.to_string()]).unwrap();
+        assert!(said.contains("has left the machine"), "{said}");
+    }
+    assert_eq!(machine.driver("77:00.0").as_deref(), Some("e1000e"));
     assert_eq!(machine.driver(DRIVE), Some(pci::driver(machine.root(), address).unwrap()));
     assert_home(&machine);
 }
