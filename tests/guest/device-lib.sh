@@ -75,3 +75,16 @@ blank() { # SERIAL
     dd if=/dev/zero of="$disk" bs=1M seek=252 count=4 conv=fsync status=none
     blockdev --rereadpt "$disk" || true
 }
+
+# hold PATH: a process ($holder) that has it open; let_go ends it.
+hold() {
+    sleep 1000 <"$1" &
+    holder=$!
+    until [[ $(readlink "/proc/$holder/fd/0") == "$1" && $(<"/proc/$holder/comm") == sleep ]]; do
+        sleep 0.1
+    done
+}
+let_go() {
+    kill "$holder"
+    wait "$holder" || true
+}

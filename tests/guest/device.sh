@@ -193,13 +193,11 @@ loop_device() {
 open_by_process() {
     local path
     for path in "$disk" "/dev/$(basename "$(readlink -f "/sys/block/${disk#/dev/}/device")")"; do
-        sleep 1000 <"$path" &
-        local holder=$!
+        hold "$path"
         refused bind mill0
         says "$path is open by PID $holder \(sleep\)"
         says "kill $holder"
-        kill $holder
-        wait $holder || true
+        let_go
         is_home mill0 "$pci"
     done
     ok open-by-process
@@ -209,14 +207,12 @@ busy_group() {
     succeeds bind mill0
     local node
     node=/dev/vfio/$(group_of "$pci")
-    sleep 1000 <>"$node" &
-    local holder=$!
+    hold "$node"
     refused restore
     says "$node is open by PID $holder \(sleep\)"
     is_away "$pci"
     refused unbind mill0
-    kill $holder
-    wait $holder || true
+    let_go
     succeeds restore
     is_home mill0 "$pci"
     ok busy-group
@@ -330,11 +326,9 @@ several() {
     is_home mill0 "$pci"
     is_home mill1 "$second"
     # One that is in use keeps all of them.
-    sleep 1000 <"/dev/$(disk_of mill1)" &
-    local holder=$!
+    hold "/dev/$(disk_of mill1)"
     refused bind mill0 mill1
-    kill $holder
-    wait $holder || true
+    let_go
     is_home mill0 "$pci"
     is_home mill1 "$second"
     ok several

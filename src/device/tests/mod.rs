@@ -160,6 +160,25 @@ fn a_fault_of_any_write_ends_with_the_drive_at_home() {
 }
 
 #[test]
+fn of_several_drives_all_go_or_the_message_says_which() {
+    let both = request(&["mill0", "mill1"]);
+    let machine = Machine::new();
+    // Two claims for the plan, the first of the two for the move.
+    machine.claims_left.set(Some(3));
+    let error = bind_it(&machine, &both).unwrap_err();
+    assert!(error.what().starts_with("no drive was moved: 0000:02:00.0"), "{error}");
+    assert_home(&machine);
+    machine.claims_left.set(None);
+    machine.failing.borrow_mut().push("nvme/unbind=0000:02:00.0");
+    let error = bind_it(&machine, &both).unwrap_err();
+    assert!(error.what().contains("0000:01:00.0 went to vfio-pci and stay there"), "{error}");
+    assert!(error.remedy_text().unwrap().contains("millrace device restore 0000:01:00.0"));
+    assert_away(&machine);
+    restore_it(&machine, &[]).unwrap();
+    assert_home(&machine);
+}
+
+#[test]
 fn what_cannot_be_rolled_back_stays_in_the_journal() {
     let machine = Machine::new();
     machine.failing.borrow_mut().push("drivers_probe=0000:01:00.0");
