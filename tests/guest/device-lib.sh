@@ -68,6 +68,11 @@ is_away() { # ADDRESS
     grep -q "\"$1\"" "$journal" || fail "the journal does not name $1"
 }
 
+# A userspace driver can have it: container, group and IOMMU.
+opens() { # ADDRESS
+    /usr/bin/python3 "$here/vfio-viable" "$(group_of "$1")" || fail "VFIO does not open $1"
+}
+
 blank() { # SERIAL
     local disk
     disk=/dev/$(disk_of "$1")

@@ -30,6 +30,7 @@ round_trip() {
     is_home mill0 "$pci"
     succeeds bind mill0
     is_away "$pci"
+    opens "$pci"
     ! disk_of mill0 || fail "mill0 still has a block device"
     succeeds list
     says "$pci +mill0 .* 256MiB +vfio-pci"
@@ -411,6 +412,7 @@ lockdown() {
     succeeds bind mill0
     says "lockdown is in force"
     is_away "$pci"
+    opens "$pci"
     succeeds restore
     is_home mill0 "$pci"
     ok lockdown
