@@ -83,14 +83,8 @@ struct UnbindArgs {
     /// PCI address or serial
     #[arg(required_unless_present = "all", value_name = "DRIVE")]
     drives: Vec<String>,
-    /// Every drive in the journal
-    #[arg(long, conflicts_with = "drives")]
-    all: bool,
-    /// Show what would be done
-    #[arg(long)]
-    dry_run: bool,
     #[command(flatten)]
-    journal: JournalArg,
+    how: BackArgs,
 }
 
 #[derive(Debug, Args)]
@@ -98,6 +92,13 @@ struct RestoreArgs {
     /// PCI address or serial; none: every drive in the journal
     #[arg(value_name = "DRIVE")]
     drives: Vec<String>,
+    #[command(flatten)]
+    how: BackArgs,
+}
+
+/// What `unbind` and `restore` have in common.
+#[derive(Debug, Args)]
+struct BackArgs {
     /// Every drive in the journal
     #[arg(long, conflicts_with = "drives")]
     all: bool,
@@ -113,8 +114,8 @@ pub fn run(args: &DeviceArgs) -> Result<()> {
     match &args.command {
         Command::List(args) => list(args),
         Command::Bind(args) => bind_drives(args),
-        Command::Unbind(args) => restore_drives(&args.drives, args.dry_run, &args.journal),
-        Command::Restore(args) => restore_drives(&args.drives, args.dry_run, &args.journal),
+        Command::Unbind(args) => restore_drives(&args.drives, &args.how),
+        Command::Restore(args) => restore_drives(&args.drives, &args.how),
     }
 }
 
@@ -146,12 +147,14 @@ fn bind_drives(args: &BindArgs) -> Result<()> {
     bind(&kernel, &mut journal, &request, &mut |text| println!("{text}"))
 }
 
-fn restore_drives(drives: &[String], dry_run: bool, journal: &JournalArg) -> Result<()> {
+fn restore_drives(drives: &[String], how: &BackArgs) -> Result<()> {
+    // `--all` is what no names stand for; clap has seen to it that one of both was given to unbind.
     let request = RestoreRequest { drives: drives.to_vec() };
     let kernel = System::new();
+    let journal = &how.journal.journal;
     let mut say = |text: &str| println!("{text}");
-    if dry_run {
-        return preview(&kernel, &Journal::read(&journal.journal)?, &request, &mut say);
+    if how.dry_run {
+        return preview(&kernel, &Journal::read(journal)?, &request, &mut say);
     }
-    restore(&kernel, &mut JournalFile::open(&journal.journal)?, &request, &mut say)
+    restore(&kernel, &mut JournalFile::open(journal)?, &request, &mut say)
 }

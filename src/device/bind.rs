@@ -28,9 +28,21 @@ pub fn bind(
     for pool in &plan.pools {
         pool.carry_out(kernel)?;
     }
-    let mut done: Vec<String> = Vec::new();
+    // Held until each drive has left: nobody can mount one or stack on one in between, and what
+    // was taken into use since the plan keeps all of them.
+    let mut claims = Vec::new();
+    let mut claimed: Vec<&str> = Vec::new();
     for drive in &plan.drives {
-        match bind_one(kernel, journal, drive) {
+        // Under native multipath several drives have the same block device.
+        let names = drive.disks.iter().map(|disk| disk.name.as_str());
+        let names: Vec<&str> = names.filter(|name| !claimed.contains(name)).collect();
+        claims.push(claim(kernel, drive, &names)?);
+        claimed.extend(names);
+        unchanged(kernel, journal, drive)?;
+    }
+    let mut done: Vec<String> = Vec::new();
+    for (drive, claims) in plan.drives.iter().zip(claims) {
+        match bind_one(kernel, journal, drive, claims) {
             Ok(()) => say(&format!("{} is on {VFIO}", drive.title())),
             Err(error) if done.is_empty() => return Err(error),
             Err(error) => {
@@ -49,11 +61,12 @@ pub fn bind(
     Ok(())
 }
 
-fn bind_one(kernel: &dyn Kernel, journal: &mut JournalFile, drive: &Drive) -> Result<()> {
-    // Held until the drive has left: nobody can mount it or stack on it in between.
-    let claims = drive.disks.iter().map(|disk| claim(kernel, drive, &disk.name));
-    let claims = claims.collect::<Result<Vec<_>>>()?;
-    unchanged(kernel, journal, drive)?;
+fn bind_one(
+    kernel: &dyn Kernel,
+    journal: &mut JournalFile,
+    drive: &Drive,
+    claims: Vec<File>,
+) -> Result<()> {
     let entry = entry_of(kernel, drive);
     journal.add(entry.clone())?;
     kernel.reached(Step::Journal);
@@ -62,23 +75,34 @@ fn bind_one(kernel: &dyn Kernel, journal: &mut JournalFile, drive: &Drive) -> Re
     outcome.map_err(|cause| roll_back(kernel, journal, &entry, cause))
 }
 
-fn claim(kernel: &dyn Kernel, drive: &Drive, device: &str) -> Result<File> {
-    kernel.claim(device).map_err(|e| {
-        let (kind, how) = match e.kind() {
-            ErrorKind::ResourceBusy => (Kind::Busy, "was taken into use since the plan was made"),
-            _ => (Kind::Device, "cannot be claimed"),
-        };
-        Error::new(kind, format!("{} stays where it is: /dev/{device} {how}", drive.title()))
-            .remedy("millrace device list shows what it is used for; run both as root")
-            .caused_by(e)
-    })
+/// Exclusive claims of block devices of the drive.
+fn claim(kernel: &dyn Kernel, drive: &Drive, devices: &[&str]) -> Result<Vec<File>> {
+    let claims = devices.iter().map(|device| {
+        kernel.claim(device).map_err(|e| {
+            let (kind, how) = match e.kind() {
+                ErrorKind::ResourceBusy => {
+                    (Kind::Busy, "was taken into use since the plan was made")
+                }
+                _ => (Kind::Device, "cannot be claimed"),
+            };
+            let title = drive.title();
+            Error::new(kind, format!("no drive was moved: {title}: /dev/{device} {how}"))
+                .remedy("millrace device list shows what it is used for; run both as root")
+                .caused_by(e)
+        })
+    });
+    claims.collect()
 }
 
 /// The plan may be some seconds old.
 fn unchanged(kernel: &dyn Kernel, journal: &JournalFile, drive: &Drive) -> Result<()> {
     let now = look_again(kernel.root(), journal.journal(), drive.address);
     if let Some(used) = now.uses.first() {
-        let what = format!("{}: {} since the plan was made", drive.title(), used.describe());
+        let what = format!(
+            "no drive was moved: {}: {} since the plan was made",
+            drive.title(),
+            used.describe()
+        );
         return Err(Error::new(Kind::Busy, what).remedy(used.release()));
     }
     if (&now.serial, &now.driver) != (&drive.serial, &drive.driver) {

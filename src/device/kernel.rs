@@ -61,15 +61,14 @@ pub trait Kernel {
     /// fails with `EBUSY` where the kernel has given it to somebody already.
     fn claim(&self, device: &str) -> io::Result<File>;
 
-    /// Waits for [`PAUSE`], between two looks at something that takes time.
+    /// Waits for 50 ms, between two looks at something that takes time.
     fn pause(&self);
 
     /// Called after each step; a test may end the process here.
     fn reached(&self, step: Step);
 }
 
-/// Length of one [`Kernel::pause`].
-pub const PAUSE: Duration = Duration::from_millis(50);
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// The running machine.
 #[derive(Debug)]

@@ -315,9 +315,11 @@ fn cannot_load(kernel: &dyn Kernel, module: &str, why: String) -> Refusal {
     let (what, remedy) = match locked {
         Some(state) => (
             format!("the module {module} cannot be loaded under kernel lockdown ({state}): {why}"),
-            "lockdown takes modules signed with a key that the kernel trusts alone: install the \
-             distribution's own package of modules, or enrol your key: mokutil --import KEY.der"
-                .to_owned(),
+            format!(
+                "lockdown takes only modules signed with a key that the kernel trusts: install the \
+                 distribution's own (Debian: apt install linux-image-{release}), or enrol your \
+                 key: mokutil --import KEY.der"
+            ),
         ),
         None => (
             format!("the module {module} is not loaded and cannot be: {why}"),

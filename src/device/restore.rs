@@ -170,15 +170,16 @@ fn action(
     named: bool,
 ) -> Result<Action> {
     let address = drive.address;
-    if pci::class(kernel.root(), address).is_none() {
+    // Something else may sit there by now; it is none of ours.
+    if pci::class(kernel.root(), address) != Some(pci::NVME_CLASS) {
         let serial = entry.map_or("?", |entry| entry.serial.as_str());
         return Ok(Action::Home(format!(
             "{address} (serial {serial}) has left the machine: nothing to restore"
         )));
     }
     if drive.driver.as_deref() == Some(driver) {
-        return Ok(match drive.leftover_override() {
-            // The move clears it.
+        return Ok(match &drive.driver_override {
+            // The move clears it: another tool's, or our own after a crash on the way back.
             Some(_) => Action::Move,
             None => home(kernel, entry, drive, driver),
         });

@@ -160,6 +160,25 @@ fn a_fault_of_any_write_ends_with_the_drive_at_home() {
 }
 
 #[test]
+fn of_several_drives_all_go_or_the_message_says_which() {
+    let both = request(&["mill0", "mill1"]);
+    let machine = Machine::new();
+    // Two claims for the plan, the first of the two for the move.
+    machine.claims_left.set(Some(3));
+    let error = bind_it(&machine, &both).unwrap_err();
+    assert!(error.what().starts_with("no drive was moved: 0000:02:00.0"), "{error}");
+    assert_home(&machine);
+    machine.claims_left.set(None);
+    machine.failing.borrow_mut().push("nvme/unbind=0000:02:00.0");
+    let error = bind_it(&machine, &both).unwrap_err();
+    assert!(error.what().contains("0000:01:00.0 went to vfio-pci and stay there"), "{error}");
+    assert!(error.remedy_text().unwrap().contains("millrace device restore 0000:01:00.0"));
+    assert_away(&machine);
+    restore_it(&machine, &[]).unwrap();
+    assert_home(&machine);
+}
+
+#[test]
 fn what_cannot_be_rolled_back_stays_in_the_journal() {
     let machine = Machine::new();
     machine.failing.borrow_mut().push("drivers_probe=0000:01:00.0");
@@ -183,10 +202,23 @@ fn a_crash_after_any_step_is_mended_by_restore() {
         assert_eq!(*crash.unwrap_err().downcast::<&str>().unwrap(), step.name());
         assert_eq!(machine.journal().journal().entries.len(), 1, "{step:?}");
         // The way back may crash as well, anywhere, more than once.
-        for again in Step::ALL {
+        for again in [Step::Override, Step::Unbind, Step::Probe, Step::Verify, Step::Clear] {
             machine.crash_after.set(Some(again));
             let _ = catch_unwind(AssertUnwindSafe(|| restore_it(&machine, &[])));
         }
+        machine.crash_after.set(None);
+        restore_it(&machine, &[]).unwrap();
+        assert_home(&machine);
+    }
+}
+
+#[test]
+fn a_crash_of_restore_is_mended_by_restore() {
+    for step in [Step::Override, Step::Unbind, Step::Probe, Step::Verify, Step::Clear] {
+        let machine = Machine::new();
+        bind_it(&machine, &request(&["mill0"])).unwrap();
+        machine.crash_after.set(Some(step));
+        catch_unwind(AssertUnwindSafe(|| restore_it(&machine, &[]))).unwrap_err();
         machine.crash_after.set(None);
         restore_it(&machine, &[]).unwrap();
         assert_home(&machine);
@@ -254,10 +286,15 @@ fn after_a_reboot_only_what_is_surely_ours_is_moved() {
     let said = restore_it(&machine, &[]).unwrap();
     assert!(said.contains("is another drive now"), "{said}");
     assert_home(&machine);
-    let elsewhere = Entry { address: "0000:77:00.0".parse().unwrap(), ..entry };
-    machine.journal().add(elsewhere).unwrap();
-    let said = restore_it(&machine, &[]).unwrap();
-    assert!(said.contains("has left the machine"), "{said}");
+    let network = "0000:77:00.0".parse().unwrap();
+    machine.add_function("0000:00:07.0", network, 0x02_0000, 17);
+    machine.attach(network, "e1000e");
+    for elsewhere in [network, "0000:78:00.0".parse().unwrap()] {
+        machine.journal().add(Entry { address: elsewhere, ..entry.clone() }).unwrap();
+        let said = restore_it(&machine, &[&elsewhere.to_string()]).unwrap();
+        assert!(said.contains("has left the machine"), "{said}");
+    }
+    assert_eq!(machine.driver("77:00.0").as_deref(), Some("e1000e"));
     assert_eq!(machine.driver(DRIVE), Some(pci::driver(machine.root(), address).unwrap()));
     assert_home(&machine);
 }
