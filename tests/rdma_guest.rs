@@ -3,7 +3,6 @@
 
 mod rdma_server;
 
-use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -121,7 +120,7 @@ impl Client {
 /// Says so in a way that the test harness does not capture.
 fn skip(why: &str) {
     let name = std::thread::current().name().unwrap_or("a test").to_owned();
-    writeln!(std::io::stderr(), "skipped: {name}: {why}").unwrap();
+    eprintln!("skipped: {name}: {why}");
 }
 
 macro_rules! device_or_skip {

@@ -183,7 +183,7 @@ fn line(before: &Snapshot, now: &Snapshot, elapsed: Duration) -> String {
         (now.bytes - before.bytes) as f64 / seconds / f64::from(1 << 30),
         now.failed - before.failed,
         now.active,
-        now.opened - now.closed,
+        now.connections,
         mean(now.queued_ns, before.queued_ns),
         mean(now.drive_ns, before.drive_ns),
         mean(now.check_ns, before.check_ns),

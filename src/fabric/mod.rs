@@ -219,7 +219,8 @@ pub trait Channel {
 ///
 /// # Errors
 ///
-/// `Usage` for a local address on TCP. The failure of the last address, of the kinds that the fabric's own `connect` has.
+/// `Usage` for a local address on TCP. Otherwise the failure of the last address, of the kinds
+/// that the fabric's own `connect` has.
 pub fn connect(
     fabric: address::FabricKind,
     addresses: &[std::net::SocketAddr],

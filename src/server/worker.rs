@@ -168,11 +168,8 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
             match event {
                 Event::Request(conn, request) => self.take_in(conn, request, now),
                 Event::Sent { slot, .. } => self.free(slot),
-                Event::Opened(_) => Counters::add(&self.counters.opened, 1),
-                Event::Closed(conn, _) => {
-                    Counters::add(&self.counters.closed, 1);
-                    self.pending.retain(|waiting| waiting.conn != conn);
-                }
+                Event::Opened(_) => {}
+                Event::Closed(conn, _) => self.pending.retain(|waiting| waiting.conn != conn),
             }
         }
         self.events = events;
@@ -382,6 +379,7 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
     fn publish(&self) {
         let active = self.pending.len() + self.queue.in_flight() as usize;
         self.counters.active.store(active as u64, Ordering::Relaxed);
+        self.counters.connections.store(self.fabric.connections().into(), Ordering::Relaxed);
         let leaked = self.queue.leaked() + self.fabric.leaked();
         self.counters.leaked.store(leaked, Ordering::Relaxed);
     }

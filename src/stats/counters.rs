@@ -22,10 +22,8 @@ pub struct Counters {
     pub drive_ns: AtomicU64,
     /// Sum of nanoseconds that their checks took.
     pub check_ns: AtomicU64,
-    /// Connections opened.
-    pub opened: AtomicU64,
-    /// Connections closed.
-    pub closed: AtomicU64,
+    /// Connections that are open now.
+    pub connections: AtomicU64,
     /// Requests in flight now.
     pub active: AtomicU64,
     /// Slots given up for good.
@@ -44,8 +42,7 @@ pub struct Snapshot {
     pub queued_ns: u64,
     pub drive_ns: u64,
     pub check_ns: u64,
-    pub opened: u64,
-    pub closed: u64,
+    pub connections: u64,
     pub active: u64,
     pub leaked: u64,
 }
@@ -69,8 +66,7 @@ impl Counters {
             queued_ns: read(&self.queued_ns),
             drive_ns: read(&self.drive_ns),
             check_ns: read(&self.check_ns),
-            opened: read(&self.opened),
-            closed: read(&self.closed),
+            connections: read(&self.connections),
             active: read(&self.active),
             leaked: read(&self.leaked),
         }
@@ -90,8 +86,7 @@ impl Snapshot {
             queued_ns: self.queued_ns + other.queued_ns,
             drive_ns: self.drive_ns + other.drive_ns,
             check_ns: self.check_ns + other.check_ns,
-            opened: self.opened + other.opened,
-            closed: self.closed + other.closed,
+            connections: self.connections + other.connections,
             active: self.active + other.active,
             leaked: self.leaked + other.leaked,
         }

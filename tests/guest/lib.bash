@@ -1,6 +1,6 @@
 # What the tests in the guest share. Source it; call `passed` at the end.
 
-millrace=${MILLRACE:?the program under test}
+millrace=${MILLRACE_BIN:?the program under test}
 out=$(mktemp -d)
 server_pid= server_address=
 

@@ -10,7 +10,7 @@ devices=()
 for drive in /dev/nvme?n1; do devices+=(--device "$drive"); done
 [[ ${#devices[@]} == 16 ]] || fail "eight drives expected: ${devices[*]}"
 
-serve --backend uring --fabric rdma --listen 10.77.1.1:4790 --insecure --hugepages 2m \
+serve --backend uring --fabric rdma --listen 10.77.0.1:4790 --insecure --hugepages 2m \
     "${devices[@]}"
 
 for depth in 1 2 4 8 16 32 64; do

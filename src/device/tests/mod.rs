@@ -345,7 +345,8 @@ fn the_list_shows_every_fact_once() {
     let drives = survey(machine.root(), &journal).unwrap();
     let expected = "\
 ADDRESS       SERIAL  MODEL       SIZE  DRIVER    BLOCK    NODE  LINK      GROUP  USE
-0000:01:00.0  mill0   Made Drive  4MiB  nvme      nvme0n1  0     8GT/s x4  10     xfs on /dev/nvme0n1
+0000:01:00.0  mill0   Made Drive  4MiB  nvme      nvme0n1  0     8GT/s x4  10     \
+xfs on /dev/nvme0n1
 0000:02:00.0  mill1   Made Drive  4MiB  vfio-pci  -        1     8GT/s x4  11     -
 0000:01:00.0: its slot gives 8GT/s x2, the drive could do 8GT/s x4
 0000:01:00.0: shares its IOMMU group with 0000:01:00.1 (class 020000, no driver)
