@@ -18,6 +18,15 @@ skip() { echo "skipped: guest: $(basename "$0" .sh): $*"; }
 # The marker that scripts/test looks for.
 passed() { echo "GUEST-TEST $(basename "$0" .sh) PASSED"; }
 
+# disk_of SERIAL: the block device's name. There is no udev, and names follow no order.
+disk_of() {
+    local serial
+    for serial in /sys/block/nvme*/device/serial; do
+        if [[ $(<"$serial") =~ ^$1\ *$ ]]; then basename "${serial%/device/serial}"; return; fi
+    done
+    fail "no drive with serial $1"
+}
+
 # wait_for SECONDS COMMAND...: until it succeeds.
 wait_for() {
     local end=$((SECONDS + $1))

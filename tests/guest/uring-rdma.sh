@@ -14,11 +14,11 @@ serve --backend uring --fabric rdma --listen 10.77.0.1:4790 --insecure --hugepag
     "${devices[@]}"
 
 for depth in 1 2 4 8 16 32 64; do
-    bench --io-size 1MiB --depth "$depth" --duration 2s --warmup 500ms --rounds 2 --verify \
+    bench --io-size 1MiB --depth "$depth" --duration 1s --warmup 200ms --rounds 1 --verify \
         --json "$out/depth-$depth.json"
     ok "1 MiB at depth $depth: $(summary "$out/depth-$depth.json")"
 done
-bench --io-size 4KiB --depth 16 --connections 4 --duration 2s --warmup 500ms --verify \
+bench --io-size 4KiB --depth 16 --connections 4 --duration 1s --warmup 200ms --verify \
     --json "$out/4k.json"
 ok "4 KiB on four connections: $(summary "$out/4k.json")"
 
