@@ -339,7 +339,11 @@ mod tests {
     #[test]
     fn statuses_name_themselves() {
         let unrecovered = IoStatus::Nvme { sct: 2, sc: 0x81 };
-        assert_eq!(unrecovered.to_string(), "NVMe status SCT 2h SC 81h (unrecovered read error)");
-        assert!(IoStatus::Errno(5).to_string().contains("os error 5"));
+        assert_eq!(
+            unrecovered.to_string(),
+            "NVMe status SCT 2h SC 81h (unrecovered read error): medium error"
+        );
+        assert_eq!(IoStatus::Ok.to_string(), "ok");
+        assert!(IoStatus::Errno(5).to_string().ends_with("(os error 5): other error"));
     }
 }
