@@ -121,7 +121,7 @@ impl Client {
 /// Says so in a way that the test harness does not capture.
 fn skip(why: &str) {
     let name = std::thread::current().name().unwrap_or("a test").to_owned();
-    writeln!(std::io::stderr(), "skipped: {name}: {why}").unwrap();
+    let _ = std::io::stderr().write_all(format!("skipped: {name}: {why}\n").as_bytes());
 }
 
 macro_rules! device_or_skip {
@@ -388,4 +388,28 @@ fn figures() {
     drop(client);
     let mut client = Client::connect(&server.address, 1, 4096).unwrap();
     measure(&mut client, 4096, 5);
+}
+
+fn available_kib() -> i64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let line = text.lines().find(|line| line.starts_with("MemAvailable:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// Memory of the machine that 256 connections take, both sides of each, beyond the arenas.
+#[test]
+fn many_connections_are_cheap() {
+    let address = device_or_skip!();
+    let before = available_kib();
+    let options = Options { connections: 256, ..Options::default() };
+    let server = Server::start(address, options);
+    let started = Instant::now();
+    let mut clients: Vec<_> =
+        (0..256).map(|_| Client::connect(&server.address, 32, 4096).unwrap()).collect();
+    let took = started.elapsed();
+    let arenas = (rdma_server::ARENA + 256 * 32 * 4096) as i64 / 1024;
+    let used = (before - available_kib() - arenas) / 1024;
+    println!("256 connections, both sides: {used} MiB, {took:?} to connect");
+    assert!(used < 2 * 64, "{used} MiB");
+    clients.iter_mut().step_by(16).for_each(|client| client.read(2, 4096).unwrap());
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use zerocopy::IntoBytes as _;
 
-use super::cm::{CmEvent, CmId, EventChannel, What};
+use super::cm::{CmEvent, CmId, EventChannel, What, as_place};
 use super::conn::{Work, WorkId};
 use super::device;
 use super::ffi::{
@@ -146,17 +146,31 @@ impl RdmaChannel {
         arena: &Arc<Arena>,
     ) -> Result<Self> {
         let deadline = Instant::now() + config.timeout;
+        let mut channel = Self::establish(address, config, rdma, arena, deadline)?;
+        channel.shake_hands(config, deadline)?;
+        Ok(channel)
+    }
+
+    /// A connection before its handshake.
+    fn establish(
+        address: SocketAddr,
+        config: &ConnectConfig,
+        rdma: RdmaConfig,
+        arena: &Arc<Arena>,
+        deadline: Instant,
+    ) -> Result<Self> {
         if config.credits == 0 || config.credits > MAX_CREDITS {
             return Err(Error::usage(format!(
                 "{} requests in flight; 1 to {MAX_CREDITS} are possible",
                 config.credits
             )));
         }
-        let root = Root::system();
-        available(&root)?;
-        let devices = device::list(&root)?;
+        let devices = available(&Root::system())?;
         if let Some(local) = rdma.local {
-            device::choose(&devices, local)?;
+            let probe = CmId::new(&EventChannel::new()?)?;
+            let bound = probe.bind(SocketAddr::new(local, 0));
+            device::choose_bound(&devices, local, probe.place().as_ref().map(as_place))?;
+            bound.context(|| format!("rdma_cm cannot use the address {local}"))?;
         }
         let events = EventChannel::new()?;
         let id = CmId::new(&events)?;
@@ -173,7 +187,8 @@ impl RdmaChannel {
         await_event(&events, What::AddrResolved, deadline, &doing)?;
         id.resolve_route(time_left(deadline)).context(|| doing.clone())?;
         await_event(&events, What::RouteResolved, deadline, &doing)?;
-        let choice = device::choose(&devices, id.local_addr().ip())?;
+        let (local, place) = (id.local_addr().ip(), id.place());
+        let choice = device::choose_bound(&devices, local, place.as_ref().map(as_place))?;
         let id = Arc::new(id);
         let pd = Pd::new(&id)?;
         let limits = pd.limits()?;
@@ -220,7 +235,7 @@ impl RdmaChannel {
         id.establish().context(|| doing.clone())?;
         log::debug!("connected to {address} by {choice}, path MTU {}", mtu_bytes(mtu));
 
-        let mut channel = Self {
+        Ok(Self {
             peer: address,
             welcome: Welcome::new("", crate::wire::CheckMode::None, 0, 0, 0, 0, 0),
             credits,
@@ -239,9 +254,7 @@ impl RdmaChannel {
             cq,
             id,
             events,
-        };
-        channel.shake_hands(config, deadline)?;
-        Ok(channel)
+        })
     }
 
     fn receives(&self) -> usize {
@@ -471,5 +484,30 @@ impl Drop for RdmaChannel {
     fn drop(&mut self) {
         // The slots that come back are dropped: their pool is not known here.
         self.abandon().into_iter().for_each(drop);
+    }
+}
+
+/// Ways to break the protocol, for tests of the server.
+#[cfg(test)]
+impl RdmaChannel {
+    /// Lets it send as many requests as it asked for, instead of as many as were granted.
+    pub(super) fn forget_credits(&mut self) {
+        self.free = (0..self.credits).rev().collect();
+    }
+
+    /// Connects, then waits in silence for the server to end it.
+    pub(super) fn connect_mute(
+        address: SocketAddr,
+        config: &ConnectConfig,
+        arena: &Arc<Arena>,
+    ) -> Result<()> {
+        let deadline = Instant::now() + config.timeout;
+        let mut channel = Self::establish(address, config, RdmaConfig::default(), arena, deadline)?;
+        let mut out = Vec::with_capacity(1);
+        while Instant::now() < deadline {
+            channel.poll(&mut out)?;
+            std::thread::yield_now();
+        }
+        Ok(())
     }
 }

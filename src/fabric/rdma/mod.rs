@@ -42,6 +42,8 @@ mod mr;
 mod private;
 mod qp;
 mod sizing;
+#[cfg(test)]
+mod tests;
 
 pub use channel::{RdmaChannel, RdmaConfig};
 pub use endpoint::RdmaEndpoint;
