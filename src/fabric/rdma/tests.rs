@@ -123,3 +123,18 @@ fn a_client_that_says_nothing_runs_out_of_time() {
         "{events:?}"
     );
 }
+
+#[test]
+fn without_a_device_the_error_says_how_to_get_one() {
+    let root = Root::system();
+    if !device::list(&root).unwrap().is_empty() {
+        let why = b"skipped: without_a_device: this machine has an RDMA device\n";
+        let _ = std::io::stderr().write_all(why);
+        return;
+    }
+    let error = RdmaListener::bind("127.0.0.1:0".parse().unwrap()).unwrap_err();
+    assert_eq!(error.kind(), crate::error::Kind::Unsupported);
+    let report = error.report();
+    println!("{report}");
+    assert!(report.contains("rdma link add") || report.contains("apt install"), "{report}");
+}
