@@ -12,6 +12,12 @@ use millrace::host::Root;
 use millrace::memory::{Arena, ArenaSpec, Pages, SlotPool, seal};
 use millrace::wire::{CheckMode, Completion, Status, Welcome};
 
+const SLOT: usize = 1 << 20;
+const SLOTS: usize = 24;
+
+/// Size in bytes of the server's arena.
+pub const ARENA: usize = SLOT * SLOTS;
+
 /// How the server behaves.
 #[derive(Clone, Copy)]
 pub struct Options {
@@ -84,6 +90,7 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
 
 impl Server {
     pub fn start(address: IpAddr, options: Options) -> Self {
+        let _ = env_logger::builder().format_timestamp_millis().try_init();
         let stats = Arc::new(Stats::default());
         stats.closed.lock().unwrap().reserve(64);
         let (stop, stop_worker) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
@@ -132,9 +139,7 @@ fn work(
     stop: &AtomicBool,
     ready: &mpsc::Sender<()>,
 ) -> End {
-    const SLOT: usize = 1 << 20;
-    const SLOTS: usize = 80;
-    let spec = ArenaSpec { bytes: SLOT * SLOTS, pages: Pages::Base, node: None };
+    let spec = ArenaSpec { bytes: ARENA, pages: Pages::Base, node: None };
     let arena = Arc::new(Arena::map(&spec).unwrap());
     let mut pool = SlotPool::new(Arc::clone(&arena), SLOT, SLOTS).unwrap();
     let config = EndpointConfig {

@@ -1,46 +1,29 @@
 //! The client's side of one connection.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zerocopy::IntoBytes as _;
 
-use super::cm::{CmEvent, CmId, EventChannel, What};
+use super::cm::{CmId, EventChannel, What};
 use super::conn::{Work, WorkId};
-use super::device;
-use super::ffi::{
-    Cq, Pd, Wc, available, completions, mtu_bytes, status_text, succeeded, wait_readable,
-};
-use super::mr::{Access, Messages, Mr};
-use super::private::Sizes;
-use super::qp::{Chain, Qp, QpSpec};
+use super::dial::{Dialled, RdmaConfig, SELF, SPARE_RECEIVES};
+use super::ffi::{Cq, Wc, completions, status_text, succeeded};
+use super::mr::{Messages, Mr};
+use super::qp::{Chain, Qp};
 use super::sizing::client_sends;
 use crate::error::{Context as _, Error, Kind, Result};
 use crate::fabric::handshake::{ClientHandshake, Message};
-use crate::fabric::{Arrival, Channel, ConnId, ConnectConfig};
-use crate::host::Root;
-use crate::limits::{MAX_CREDITS, MESSAGE_SIZE, POLL_BUDGET};
+use crate::fabric::{Arrival, Channel, ConnectConfig};
+use crate::limits::{MESSAGE_SIZE, POLL_BUDGET};
 use crate::memory::{Arena, Lent, Slot};
 use crate::wire::{Completion, Request, Welcome};
 
 /// Pause between two looks for events of rdma_cm while nothing arrives: a server that dies
 /// between two messages is noticed by them alone.
 const LOOK: Duration = Duration::from_millis(10);
-
-/// Receives beyond the credits: the handshake's welcome and proof come at once.
-const SPARE_RECEIVES: u16 = 2;
-
-/// The client's work requests need no connection's number.
-const SELF: ConnId = ConnId { index: 0, generation: 0 };
-
-/// What an RDMA client needs beyond a [`ConnectConfig`].
-#[derive(Debug, Clone, Copy, Default)]
-pub struct RdmaConfig {
-    /// Local address, which chooses the NIC; `None` leaves it to the routing table.
-    pub local: Option<IpAddr>,
-}
 
 #[derive(Debug)]
 struct Pending {
@@ -89,44 +72,9 @@ impl std::fmt::Debug for RdmaChannel {
     }
 }
 
-fn time_left(deadline: Instant) -> i32 {
-    let left = deadline.saturating_duration_since(Instant::now());
-    left.as_millis().clamp(1, i32::MAX as u128) as i32
-}
-
 fn late(peer: SocketAddr, what: &str) -> Error {
     Error::new(Kind::Network, format!("{peer} did not {what} in time"))
         .remedy("check that host and port are those of a millrace server, and its load")
-}
-
-/// Waits for the event `what`; any other is a failure.
-fn await_event(
-    events: &EventChannel,
-    what: What,
-    deadline: Instant,
-    doing: &str,
-) -> Result<CmEvent> {
-    loop {
-        match events.next()? {
-            Some(event) if event.what == what => return Ok(event),
-            Some(event) if event.what == What::Other => {}
-            Some(event) if event.what == What::Rejected => {
-                // A server of ours says why, in the private data.
-                let mut handshake = ClientHandshake::new(None, 1, 0)?;
-                let said = event.private().get(..MESSAGE_SIZE).unwrap_or_default();
-                return match handshake.receive(said) {
-                    Err(refusal) if refusal.kind() == Kind::Denied => Err(refusal),
-                    _ => Err(event.failure(doing)),
-                };
-            }
-            Some(event) => return Err(event.failure(doing)),
-            None if Instant::now() >= deadline => {
-                return Err(Error::new(Kind::Network, format!("{doing}: no answer in time"))
-                    .remedy("check that the server runs, and that UDP port 4791 is not filtered"));
-            }
-            None => wait_readable([events.fd()], time_left(deadline).min(50)),
-        }
-    }
 }
 
 impl RdmaChannel {
@@ -146,81 +94,16 @@ impl RdmaChannel {
         arena: &Arc<Arena>,
     ) -> Result<Self> {
         let deadline = Instant::now() + config.timeout;
-        if config.credits == 0 || config.credits > MAX_CREDITS {
-            return Err(Error::usage(format!(
-                "{} requests in flight; 1 to {MAX_CREDITS} are possible",
-                config.credits
-            )));
-        }
-        let root = Root::system();
-        available(&root)?;
-        let devices = device::list(&root)?;
-        if let Some(local) = rdma.local {
-            device::choose(&devices, local)?;
-        }
-        let events = EventChannel::new()?;
-        let id = CmId::new(&events)?;
-        let doing = format!("cannot connect to {address} by rdma_cm");
-        let unreachable = |e: Error| {
-            e.remedy(format!(
-                "check the route to {address}; RDMA devices here:{}",
-                device::table(&devices)
-            ))
-        };
-        id.resolve_addr(rdma.local, address, time_left(deadline))
-            .context(|| doing.clone())
-            .map_err(unreachable)?;
-        await_event(&events, What::AddrResolved, deadline, &doing)?;
-        id.resolve_route(time_left(deadline)).context(|| doing.clone())?;
-        await_event(&events, What::RouteResolved, deadline, &doing)?;
-        let choice = device::choose(&devices, id.local_addr().ip())?;
-        let id = Arc::new(id);
-        let pd = Pd::new(&id)?;
-        let limits = pd.limits()?;
+        let dialled = Dialled::dial(address, config, rdma, arena, deadline)?;
+        let mut channel = Self::over(address, dialled);
+        channel.shake_hands(config, deadline)?;
+        Ok(channel)
+    }
 
-        let credits = config.credits;
-        let receives = u32::from(credits) + u32::from(SPARE_RECEIVES);
-        let sends = client_sends(credits);
-        if receives + sends > limits.max_cqe || sends > limits.max_qp_wr {
-            return Err(Error::new(
-                Kind::Unsupported,
-                format!(
-                    "{credits} requests in flight need {} completion queue entries and {sends} \
-                     sends; {} has {} and {}",
-                    receives + sends,
-                    choice.device,
-                    limits.max_cqe,
-                    limits.max_qp_wr
-                ),
-            )
-            .remedy("use a smaller --depth"));
-        }
-        let cq = Cq::new(&pd, receives + sends)?;
-        let mr = Mr::register(&pd, arena, Access::RemoteWrite)?;
-        // Receives first, then one record per request, then the handshake's.
-        let count = receives as usize + usize::from(credits) + 1;
-        let messages = Messages::new(&pd, count, arena.node())?;
-        let spec = QpSpec { sends, receives, access: Access::RemoteWrite };
-        let qp = Qp::new(&pd, &cq, &messages, spec)?;
-        qp.initialise(&id).context(|| doing.clone())?;
-        for entry in 0..receives {
-            let work = WorkId::of(SELF, Work::Receive, entry as u16).pack();
-            qp.post_receive(entry as usize, work).context(|| doing.clone())?;
-        }
-        let (max_payload, mtu) = (config.max_payload, limits.active_mtu as u8);
-        let asked = Sizes { credits, max_payload, mtu };
-        id.connect(qp.number(), &asked.encode()).context(|| doing.clone())?;
-        let response = await_event(&events, What::ConnectResponse, deadline, &doing)?;
-        let granted = Sizes::decode(response.private()).map_err(|reason| {
-            Error::new(Kind::Protocol, format!("{doing}: {reason}"))
-                .remedy("check that host and port are those of a millrace server")
-        })?;
-        let mtu = limits.active_mtu.min(granted.mtu.into());
-        let mtu = qp.make_ready(&id, mtu).context(|| doing.clone())?;
-        id.establish().context(|| doing.clone())?;
-        log::debug!("connected to {address} by {choice}, path MTU {}", mtu_bytes(mtu));
-
-        let mut channel = Self {
+    /// A channel before its handshake.
+    fn over(address: SocketAddr, dialled: Dialled) -> Self {
+        let Dialled { credits, qp, mr, messages, cq, id, events } = dialled;
+        Self {
             peer: address,
             welcome: Welcome::new("", crate::wire::CheckMode::None, 0, 0, 0, 0, 0),
             credits,
@@ -239,9 +122,7 @@ impl RdmaChannel {
             cq,
             id,
             events,
-        };
-        channel.shake_hands(config, deadline)?;
-        Ok(channel)
+        }
     }
 
     fn receives(&self) -> usize {
@@ -471,5 +352,31 @@ impl Drop for RdmaChannel {
     fn drop(&mut self) {
         // The slots that come back are dropped: their pool is not known here.
         self.abandon().into_iter().for_each(drop);
+    }
+}
+
+/// Ways to break the protocol, for tests of the server.
+#[cfg(test)]
+impl RdmaChannel {
+    /// Lets it send as many requests as it asked for, instead of as many as were granted.
+    pub(super) fn forget_credits(&mut self) {
+        self.free = (0..self.credits).rev().collect();
+    }
+
+    /// Connects, then waits in silence for the server to end it.
+    pub(super) fn connect_mute(
+        address: SocketAddr,
+        config: &ConnectConfig,
+        arena: &Arc<Arena>,
+    ) -> Result<()> {
+        let deadline = Instant::now() + config.timeout;
+        let dialled = Dialled::dial(address, config, RdmaConfig::default(), arena, deadline)?;
+        let mut channel = Self::over(address, dialled);
+        let mut out = Vec::with_capacity(1);
+        while Instant::now() < deadline {
+            channel.poll(&mut out)?;
+            std::thread::yield_now();
+        }
+        Ok(())
     }
 }

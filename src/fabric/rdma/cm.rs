@@ -256,6 +256,11 @@ impl CmId {
         Some(name.to_string_lossy().into_owned())
     }
 
+    /// Device and port that the id is bound to.
+    pub fn place(&self) -> Option<(String, u8)> {
+        Some((self.device_name()?, self.port()))
+    }
+
     /// Device and port for messages.
     pub fn label(&self) -> String {
         format!("{} port {}", self.device_name().unwrap_or_else(|| "no device".into()), self.port())
@@ -373,6 +378,11 @@ impl Drop for CmId {
             log::warn!("rdma_destroy_id: {e}");
         }
     }
+}
+
+/// Borrows what [`CmId::place`] returns.
+pub(super) fn as_place(place: &(String, u8)) -> (&str, u8) {
+    (&place.0, place.1)
 }
 
 fn to_raw(addr: SocketAddr) -> libc::sockaddr_storage {

@@ -69,8 +69,9 @@ pub(super) struct WorkerSide {
 }
 
 struct Entry {
-    id: CmId,
+    // Dropped before the id.
     qp: Arc<Qp>,
+    id: CmId,
     worker: usize,
 }
 
@@ -133,11 +134,17 @@ impl Control {
 
     /// Takes in a worker; returns its number here.
     pub fn attach(&self, side: WorkerSide) -> usize {
-        // Each connection is failed, retired and discarded at most once.
-        lock(&self.asks).queue.reserve(3 * side.places.len());
         let mut state = lock(&self.state);
         state.workers.push(Some(side));
-        state.workers.len() - 1
+        // Each connection is failed, retired and discarded at most once; workers put that in
+        // without allocating.
+        let places: usize = state.workers.iter().flatten().map(|w| w.generations.len()).sum();
+        let worker = state.workers.len() - 1;
+        drop(state);
+        let mut asks = lock(&self.asks);
+        let more = (3 * places).saturating_sub(asks.queue.len());
+        asks.queue.reserve(more);
+        worker
     }
 
     /// Takes no more connections for a worker. What was on its way is in its mailbox after this.
@@ -192,6 +199,7 @@ impl Control {
     }
 
     fn handle(&self, ask: Ask) {
+        log::trace!("asked to {ask:?}");
         match ask {
             Ask::Fail(key) => self.fail(key),
             Ask::Retire(mut conn) => {
@@ -249,6 +257,7 @@ impl Control {
     ///
     /// `Device` where the device is removed: no connection can be served any more.
     pub fn on_event(&self, event: CmEvent, listener: usize) -> Result<()> {
+        log::trace!("rdma_cm: {:?}, status {}", event.what, event.status);
         match event.what {
             What::ConnectRequest => self.on_request(event),
             What::Disconnected => {

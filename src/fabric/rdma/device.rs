@@ -12,6 +12,10 @@ use crate::host::Root;
 
 const CLASS: &str = "/sys/class/infiniband";
 
+/// Unused places after which a table is taken to be at its end: the kernel fills the lowest that
+/// is free, and a table may have a thousand.
+const GID_GAP: u32 = 64;
+
 /// How a GID's packets look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 pub enum GidKind {
@@ -135,11 +139,17 @@ fn device(root: &Root, name: String) -> Result<Device> {
 }
 
 fn gids(root: &Root, port: &str) -> Result<Vec<Gid>> {
-    let mut gids = Vec::new();
-    for index in root.list(format!("{port}/gids"))? {
+    let mut gids: Vec<Gid> = Vec::new();
+    let names = root.list(format!("{port}/gids"))?;
+    let mut places: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
+    places.sort_unstable();
+    for index in places {
+        if gids.last().map_or(0, |gid| gid.index) + GID_GAP < index {
+            break;
+        }
         // Reading an entry that is not in use fails on some devices, and gives zeros on others.
         let Ok(text) = root.read(format!("{port}/gids/{index}")) else { continue };
-        let (Ok(index), Ok(address)) = (index.parse(), text.parse::<Ipv6Addr>()) else { continue };
+        let Ok(address) = text.parse::<Ipv6Addr>() else { continue };
         if address.is_unspecified() {
             continue;
         }
@@ -150,7 +160,6 @@ fn gids(root: &Root, port: &str) -> Result<Vec<Gid>> {
         let netdev = root.read(format!("{port}/gid_attrs/ndevs/{index}")).ok();
         gids.push(Gid { index, address, kind, netdev });
     }
-    gids.sort_by_key(|gid| gid.index);
     Ok(gids)
 }
 
@@ -223,6 +232,11 @@ pub fn choose(devices: &[Device], ip: IpAddr) -> Result<Choice> {
         )
         .remedy("use one of these addresses; on RoCE, `ip addr add` gives the interface another"));
     };
+    settle(device, port, gid, ip)
+}
+
+/// The choice, if its link is up.
+fn settle(device: &Device, port: &Port, gid: &Gid, ip: IpAddr) -> Result<Choice> {
     if !port.is_active() {
         return Err(Error::new(
             Kind::Network,
@@ -238,6 +252,27 @@ pub fn choose(devices: &[Device], ip: IpAddr) -> Result<Choice> {
     }
     let (device, node, port) = (device.name.clone(), device.node, port.number);
     Ok(Choice { device, node, port, gid: gid.clone() })
+}
+
+/// As [`choose`], for an address that rdma_cm has bound to a port already. On InfiniBand the
+/// addresses are those of IPoIB interfaces, which are in no GID table: there rdma_cm's word counts.
+pub(super) fn choose_bound(
+    devices: &[Device],
+    ip: IpAddr,
+    bound: Option<(&str, u8)>,
+) -> Result<Choice> {
+    let missing = match choose(devices, ip) {
+        Err(e) if e.kind() == Kind::NotFound => e,
+        other => return other,
+    };
+    let found = bound.and_then(|(name, number)| {
+        let device = devices.iter().find(|device| device.name == name)?;
+        let port = device.ports.iter().find(|port| port.number == number)?;
+        let gid = port.gids.first().filter(|_| port.link_layer == "InfiniBand")?;
+        Some((device, port, gid))
+    });
+    let (device, port, gid) = found.ok_or(missing)?;
+    settle(device, port, gid, ip)
 }
 
 /// The address to stand for "any": that of the only device that has one.
@@ -340,6 +375,19 @@ mod tests {
         assert!(error.what().contains("rxe1 port 1"), "{error}");
         assert!(error.what().ends_with("is DOWN"), "{error}");
         assert!(error.report().contains("ip link set net1 up"), "{}", error.report());
+    }
+
+    #[test]
+    fn on_infiniband_the_word_of_rdma_cm_counts() {
+        let (dir, root) = captured();
+        let ip = "192.168.9.9".parse().unwrap();
+        let bound = Some(("rxe0", 1));
+        assert!(choose_bound(&list(&root).unwrap(), ip, bound).is_err(), "a RoCE port");
+        let layer = dir.path().join("sys/class/infiniband/rxe0/ports/1/link_layer");
+        std::fs::write(layer, "InfiniBand\n").unwrap();
+        let devices = list(&root).unwrap();
+        assert_eq!(choose_bound(&devices, ip, bound).unwrap().gid.index, 0);
+        assert!(choose_bound(&devices, ip, None).is_err());
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use rdma_sys as sys;
 
 use super::cm::CmId;
+use super::device::{self, Device};
 use crate::error::{Context as _, Error, Kind, Result};
 use crate::host::Root;
 
@@ -39,12 +40,12 @@ pub(super) fn absent(library: &str, debian: &str, fedora: &str) -> Error {
     )
 }
 
-/// Checks that RDMA can be used at all: libraries, kernel modules, a device.
+/// Checks that RDMA can be used at all: libraries, kernel modules, a device. Returns the devices.
 ///
 /// # Errors
 ///
 /// `Unsupported` with what is missing and the command that brings it.
-pub fn available(root: &Root) -> Result<()> {
+pub fn available(root: &Root) -> Result<Vec<Device>> {
     let mut count = 0;
     // SAFETY: writes the count through a valid pointer; returns an array or null.
     let list = unsafe { sys::ibv_get_device_list(&mut count) };
@@ -57,9 +58,9 @@ pub fn available(root: &Root) -> Result<()> {
         // SAFETY: `list` is the array returned above, given back once and not used after.
         unsafe { sys::ibv_free_device_list(list) };
     }
-    let devices = super::device::list(root)?;
+    let devices = device::list(root)?;
     if devices.is_empty() {
-        return Err(super::device::none_here(root));
+        return Err(device::none_here(root));
     }
     if list.is_null() || count == 0 {
         let names: Vec<_> = devices.iter().map(|d| d.name.as_str()).collect();
@@ -79,7 +80,7 @@ pub fn available(root: &Root) -> Result<()> {
         )
         .remedy("modprobe rdma_ucm"));
     }
-    Ok(())
+    Ok(devices)
 }
 
 /// What a device can do, as far as millrace asks.

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::cm::{CmId, EventChannel};
+use super::cm::{CmId, EventChannel, as_place};
 use super::conn::messages_per_conn;
 use super::control::{Control, Port, WorkerSide};
 use super::device::{self, Choice};
@@ -53,21 +53,19 @@ impl RdmaListener {
     /// `NotFound` where no RDMA device has the address; `Network` where its link is down;
     /// `Resource` where the port is taken.
     pub fn bind(address: SocketAddr) -> Result<Self> {
-        let root = Root::system();
-        available(&root)?;
-        let devices = device::list(&root)?;
+        let devices = available(&Root::system())?;
         log::info!("RDMA devices:{}", device::table(&devices));
         let ip = match address.ip().is_unspecified() {
             true => device::only_address(&devices)?,
             false => address.ip(),
         };
-        let choice = device::choose(&devices, ip)?;
         let channel = EventChannel::new()?;
         // The anchor keeps the device open beyond the listening id.
         let anchor = Arc::new(CmId::new(&channel)?);
-        anchor
-            .bind(SocketAddr::new(ip, 0))
-            .context(|| format!("rdma_cm cannot use the address {ip}"))?;
+        let bound = anchor.bind(SocketAddr::new(ip, 0));
+        // Says more than rdma_cm does about an address that no device has.
+        let choice = device::choose_bound(&devices, ip, anchor.place().as_ref().map(as_place))?;
+        bound.context(|| format!("rdma_cm cannot use the address {ip}"))?;
         let pd = Pd::new(&anchor)?;
         let listening = CmId::new(&channel)?;
         let taken = |e: Error| {

@@ -34,16 +34,21 @@ mod channel;
 mod cm;
 mod conn;
 mod control;
+mod dial;
 mod endpoint;
 mod ffi;
 mod listener;
 mod mailbox;
 mod mr;
+mod posting;
 mod private;
 mod qp;
 mod sizing;
+#[cfg(test)]
+mod tests;
 
-pub use channel::{RdmaChannel, RdmaConfig};
+pub use channel::RdmaChannel;
+pub use dial::RdmaConfig;
 pub use endpoint::RdmaEndpoint;
 pub use ffi::available;
 pub use listener::RdmaListener;

@@ -14,10 +14,11 @@ use super::mr::{Access, Messages};
 use crate::error::{Context as _, Result};
 use crate::limits::MESSAGE_SIZE;
 
-/// Time until a packet that was not acknowledged is sent again: 4.096 us * 2^16 = 268 ms, of
+/// Time until a packet that was not acknowledged is sent again: 4.096 us * 2^17 = 537 ms, of
 /// which devices may wait up to four times as long (InfiniBand Architecture Specification,
-/// volume 1, "Transport Timer"). With [`RETRIES`] a dead peer is noticed in 2 to 8 seconds.
-const ACK_TIMEOUT: u8 = 16;
+/// volume 1, "Transport Timer"). With [`RETRIES`] a dead peer is noticed in 4 to 17 seconds.
+/// Much shorter, and a loaded soft-RoCE peer is sent everything twice.
+const ACK_TIMEOUT: u8 = 17;
 
 /// Pause that a sender keeps after "receiver not ready": code 14 is 1.28 ms. rdma_cm's own
 /// value is 0, which means 655 ms.
