@@ -51,15 +51,16 @@ const FUNCTIONS: [&str; 37] = [
     "spdk_get_ticks.*",
 ];
 
-const TYPES: [&str; 4] =
-    ["spdk_nvme_cpl", "spdk_nvme_transport_id", "spdk_pci_addr", "spdk_nvme_transport_type"];
-
-const VARIABLES: [&str; 4] = [
-    "SPDK_LOG_.*",
-    "SPDK_MALLOC_DMA",
-    "SPDK_NVME_TRANSPORT_(PCIE|VFIOUSER|TCP|RDMA)",
-    "SPDK_ENV_NUMA_ID_ANY",
+const TYPES: [&str; 5] = [
+    "spdk_nvme_cpl",
+    "spdk_nvme_transport_id",
+    "spdk_pci_addr",
+    "spdk_nvme_transport_type",
+    "spdk_log_level",
 ];
+
+const VARIABLES: [&str; 3] =
+    ["SPDK_MALLOC_DMA", "SPDK_NVME_TRANSPORT_(PCIE|VFIOUSER|TCP|RDMA)", "SPDK_ENV_NUMA_ID_ANY"];
 
 fn main() {
     for name in ["SPDK_DIR", "SPDK_SYS_SHARED", "PKG_CONFIG", "PKG_CONFIG_PATH"] {
