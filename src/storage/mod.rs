@@ -7,6 +7,9 @@
 //!     queue():  a queue over all drives          poll(&mut out)   Completion gives the Slot back
 //! ```
 //!
+//! Backends: [`uring`] (the kernel's drives), [`mem`] (RAM: the baseline), [`sim`] (seeded faults,
+//! for tests). Every one passes the suite in tests/storage_contract.
+//!
 //! A queue covers all drives of the set, so one `io_uring_enter` a turn serves them all. The slot
 //! of a command moves in by value and comes back in its completion, exactly once, whatever
 //! happens: while it is inside, no safe code can reach it. Where a queue cannot prove that the
