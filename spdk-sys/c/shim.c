@@ -28,8 +28,13 @@ shim_env_init(const struct shim_env_opts *o)
 	}
 	/* SPDK only reads it. */
 	opts.env_context = (void *)o->eal_arguments;
-	/* One process: no shared configuration files, and hugepage files are unlinked at once. */
+	/* One process: no shared configuration files. */
 	opts.shm_id = -1;
+	/*
+	 * vfio-user hands the target one file descriptor for an allocation; with a file for each
+	 * hugepage that would be the first page's only, and the target would write elsewhere.
+	 */
+	opts.hugepage_single_segments = true;
 	opts.pci_allowed = o->allowed;
 	opts.num_pci_addr = o->allowed_count;
 	return spdk_env_init(&opts);

@@ -149,8 +149,9 @@ fn start(iova: IovaMode, allowed: &[Address]) -> Result<()> {
     // One EAL thread, the caller's, on the CPU where it is now. DPDK numbers it 0 whatever the
     // CPU is, since its own numbers end at 127. More are not wanted: workers are not EAL's.
     let cores = CString::new(format!("--lcores=0@{}", affinity.now)).expect("no NUL in digits");
-    // EAL's notice lines (what it detected) become debug lines here.
-    let arguments = CString::new("--log-level=lib.eal:6").expect("no NUL");
+    // Hugepages as memfd, not as files below a mount: nothing is left behind, however the process
+    // ends, and vfio-user can still hand them on.
+    let arguments = CString::new("--in-memory").expect("no NUL");
     let mut allowed: Vec<_> = allowed.iter().map(|address| pci_addr(*address)).collect();
     if allowed.is_empty() {
         // An allow-list of none would allow all: DPDK would open every function on vfio-pci.
