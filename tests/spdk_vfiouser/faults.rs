@@ -69,7 +69,12 @@ fn load(
                     let (drive, offset) = place(tag);
                     mem::fill(drive, offset, &mut expected);
                     let bytes = slot.as_ref().expect("data has a slot").bytes(LEN);
-                    assert!(bytes == &expected[..], "drive {drive} at {offset}: {:x?} {:x?}", &bytes[..16], &expected[..16]);
+                    assert!(
+                        bytes == &expected[..],
+                        "drive {drive} at {offset}: {:x?} {:x?}",
+                        &bytes[..16],
+                        &expected[..16]
+                    );
                     seen.ok[usize::from(drive)] += 1;
                 }
                 IoStatus::Gone => seen.gone[usize::from(drive)] += 1,

@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard};
 use millrace::memory::Pages;
 use millrace::memory::seal::CountingAllocator;
 use millrace::storage::spdk::{SpdkOptions, SpdkStorage};
-use millrace::storage::{Command, OpenMode, Operation, mem};
+use millrace::storage::{Command, OpenMode, Operation, Queue, Storage, Submit, mem};
 
 use suite::Rig;
 use target::{Drive, Target};
@@ -49,18 +49,29 @@ fn writable() -> SpdkOptions {
 
 /// Writes what each drive must have, through the backend itself.
 fn fill(storage: &SpdkStorage) {
-    use millrace::storage::Storage;
     let mut rig = Rig::new(storage);
     for (drive, info) in storage.drives().iter().enumerate() {
         let drive = drive as u16;
-        for offset in (0..info.capacity).step_by(suite::SLOT) {
-            let len = (info.capacity - offset).min(suite::SLOT as u64) as u32;
-            let mut slot = rig.pool.acquire().expect("a slot");
-            mem::fill(drive, offset, slot.bytes_mut(len as usize));
-            let operation = Operation::Write;
-            let done = rig.carry_out(Command { slot, drive, operation, offset, len, tag: 0 });
-            assert!(done.status.is_ok(), "{}", done.status);
-            rig.pool.release(done.slot.expect("its slot"));
+        let mut offsets = (0..info.capacity).step_by(suite::SLOT).peekable();
+        while offsets.peek().is_some() || rig.queue.in_flight() > 0 {
+            while let (Some(&offset), Some(mut slot)) = (offsets.peek(), rig.pool.acquire()) {
+                let len = (info.capacity - offset).min(suite::SLOT as u64) as u32;
+                mem::fill(drive, offset, slot.bytes_mut(len as usize));
+                let operation = Operation::Write;
+                match rig.queue.submit(Command { slot, drive, operation, offset, len, tag: 0 }) {
+                    Submit::Queued => offsets.next(),
+                    Submit::Busy(command) => {
+                        rig.pool.release(command.slot);
+                        break;
+                    }
+                };
+            }
+            rig.turn();
+            let Rig { out, pool, .. } = &mut rig;
+            for done in out.drain(..) {
+                assert!(done.status.is_ok(), "{}", done.status);
+                pool.release(done.slot.expect("its slot"));
+            }
         }
     }
 }

@@ -43,7 +43,8 @@ impl Target {
         // The last CPU: the tests' own threads are on the others, where there are others.
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let child = Command::new(&program)
-            .args(["-m", &format!("[{}]", cpus - 1), "-r"])
+            // SPDK's lock files on CPUs would keep two targets on one machine apart.
+            .args(["--disable-cpumask-locks", "-m", &format!("[{}]", cpus - 1), "-r"])
             .arg(dir.path().join("rpc"))
             .stdin(Stdio::null())
             .stdout(log.try_clone().map_err(|e| e.to_string())?)

@@ -177,8 +177,10 @@ impl Controller {
             // A line for each failed command would be written by the worker.
             error_logging: false,
         };
+        let lock = env::exclusive();
         // SAFETY: the environment is up (`Env`); both structs live through the call.
         let raw = unsafe { sys::shim_connect(&trid, &options) };
+        drop(lock);
         let raw = NonNull::new(raw).ok_or_else(|| {
             with_lines(Error::new(Kind::Device, format!("{} does not attach", target.name))).remedy(
                 match kin {
@@ -304,6 +306,7 @@ impl Controller {
         if self.phase() == Phase::Lost || self.detached.swap(true, Ordering::AcqRel) {
             return;
         }
+        let _lock = env::exclusive();
         // SAFETY: attached once, detached once (the flag), by the last user: the caller says that
         // all queue pairs are freed. Phase Removed or the drop of the storage keep others away.
         let answer = unsafe { sys::spdk_nvme_detach(self.raw()) };

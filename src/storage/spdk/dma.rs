@@ -55,9 +55,11 @@ pub(super) fn arena(_: Env, spec: &ArenaSpec) -> Result<Arc<Arena>> {
     let len = spec.bytes.next_multiple_of(page);
     env::forget_errors();
     let node = spec.node.map_or(sys::SPDK_ENV_NUMA_ID_ANY, |node| node as i32);
+    let lock = env::exclusive();
     // SAFETY: the environment is up. Alignment is a power of two; the unused pointer is null.
     let base =
         unsafe { sys::spdk_zmalloc(len, page, std::ptr::null_mut(), node, sys::SPDK_MALLOC_DMA) };
+    drop(lock);
     let Some(base) = NonNull::new(base.cast::<u8>()) else {
         // DPDK needs a header in front of what it aligns: one page more.
         let need = (len / page) as u64 + 1;
@@ -71,6 +73,7 @@ pub(super) fn arena(_: Env, spec: &ArenaSpec) -> Result<Arc<Arena>> {
     let why = format!("{} pages of DPDK's allocator", format_size(page as u64));
     let address = base.as_ptr() as usize;
     let release = Box::new(move || {
+        let _lock = env::exclusive();
         // SAFETY: allocated above and given back once: the arena calls this when nobody holds it.
         unsafe { sys::spdk_free(address as *mut _) };
     });

@@ -21,6 +21,14 @@ use crate::units::format_size;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Env(());
 
+/// Taken around everything that may send a message to a vfio-user target: register access, and
+/// memory that is mapped or unmapped, which includes queue pairs. SPDK has one socket for each such
+/// controller and no lock on it, so two threads would take each other's answers.
+pub(super) fn exclusive() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
 /// Log lines kept for error texts.
 const RECENT: usize = 16;
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use spdk_sys as sys;
 
 use super::controller::{Controller, Kin, Phase};
+use super::env;
 use crate::error::{Error, Kind, Result};
 
 /// Time between two looks at the admin queues.
@@ -127,9 +128,11 @@ impl Keeper {
             self.remove(controller);
             return true;
         }
+        let lock = env::exclusive();
         // SAFETY: as above. A function that has left the bus reads as all ones; SPDK catches the
         // SIGBUS of a mapping that the kernel has taken away.
         let csts = unsafe { sys::shim_csts(controller.raw()) };
+        drop(lock);
         // SAFETY: a pure function of its argument.
         let fatal = unsafe { sys::shim_csts_fatal(csts) };
         if fatal {
@@ -245,6 +248,7 @@ impl Keeper {
     /// Disables the controller, so that it lets go of all queues. True where that is proven.
     fn disable(&self, controller: &Controller) -> bool {
         let raw = controller.raw();
+        let _lock = env::exclusive();
         // SAFETY: attached, and every queue has said that it does not touch it now.
         if unsafe { sys::spdk_nvme_ctrlr_disconnect(raw) } != 0 {
             return false;
@@ -267,6 +271,7 @@ impl Keeper {
     /// Enables it again and initialises it anew.
     fn enable(&self, controller: &Controller) -> bool {
         let raw = controller.raw();
+        let _lock = env::exclusive();
         // SAFETY: attached and disabled; no queue pair is left. The controller's lock is held from
         // here until the poll below ends, on this thread.
         unsafe { sys::spdk_nvme_ctrlr_reconnect_async(raw) };

@@ -304,8 +304,10 @@ pub(super) fn alloc(
     batch: bool,
 ) -> Result<*mut sys::spdk_nvme_qpair> {
     super::env::forget_errors();
+    let lock = super::env::exclusive();
     // SAFETY: attached and in phase Running; SPDK takes the controller's lock.
     let qpair = unsafe { sys::shim_alloc_qpair(controller.raw(), queue_size, requests, batch) };
+    drop(lock);
     if !qpair.is_null() {
         return Ok(qpair);
     }

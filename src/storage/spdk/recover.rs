@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use spdk_sys as sys;
 
 use super::controller::{Kin, Phase};
+use super::env;
 use super::op::{Overdue, State, abort_ended};
 use super::queue::{Mode, SpdkQueue, alloc};
 use crate::error::IoStatus;
@@ -55,11 +56,13 @@ impl SpdkQueue {
         if qpair.is_null() {
             return;
         }
+        let lock = env::exclusive();
         // SAFETY: this thread's queue pair. The controller is disabled or off the bus, or it is a
         // connection (phases Release, Removed, Lost of a fabric), or nothing is in flight; so
         // what SPDK ends here is not reached by the controller any more. The pointer is not used
         // again.
         unsafe { sys::spdk_nvme_ctrlr_free_io_qpair(qpair) };
+        drop(lock);
         self.leak(at);
     }
 
