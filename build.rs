@@ -1,4 +1,5 @@
-//! Stamps the git revision into the binary, so that every result names the code that made it.
+//! Stamps the git revision into the binary, so that every result names the code that made it, and
+//! passes on what spdk-sys found.
 
 use std::process::Command;
 
@@ -10,6 +11,12 @@ fn main() {
         }
     }
     println!("cargo:rustc-env=MILLRACE_REVISION={}", revision());
+    // Set by spdk-sys where the feature is on: what shared libraries of SPDK need of the linker.
+    println!("cargo:rerun-if-env-changed=DEP_SPDK_LINK_ARGS");
+    let args = std::env::var("DEP_SPDK_LINK_ARGS").unwrap_or_default();
+    for arg in args.split_whitespace() {
+        println!("cargo:rustc-link-arg={arg}");
+    }
 }
 
 /// The abbreviated commit, with `-dirty` for a changed tree, or `unknown` outside a checkout.

@@ -8,7 +8,6 @@ use clap::Args;
 use serde::Serialize;
 
 use super::options::{Backend, LoadArgs, StorageArgs};
-use super::serve::spdk_missing;
 use crate::bench::{LocalTarget, Order, PatternOptions, Report, RunOptions, run as run_load};
 use crate::error::{Context, Error, Kind, Result};
 use crate::host::affinity;
@@ -45,7 +44,10 @@ pub fn run(args: LocalArgs) -> Result<()> {
     match args.storage.backend {
         Backend::Mem => measure(&args, &args.storage.open_mem()?),
         Backend::Uring => measure(&args, &args.storage.open_uring()?),
-        Backend::Spdk => Err(spdk_missing()),
+        #[cfg(feature = "spdk")]
+        Backend::Spdk => measure(&args, &args.storage.open_spdk()?),
+        #[cfg(not(feature = "spdk"))]
+        Backend::Spdk => Err(super::options::spdk_missing()),
     }
 }
 

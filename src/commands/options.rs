@@ -7,11 +7,15 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+#[cfg(not(feature = "spdk"))]
+use crate::error::Kind;
 use crate::error::{Context, Error, Result};
 use crate::memory::Pages;
 use crate::storage::OpenMode;
 use crate::storage::mem::MemStorage;
 use crate::storage::name::DriveName;
+#[cfg(feature = "spdk")]
+use crate::storage::spdk::{SpdkOptions, SpdkStorage};
 use crate::storage::uring::{UringOptions, UringStorage};
 use crate::units;
 use crate::wire::CheckMode;
@@ -88,6 +92,12 @@ impl StorageArgs {
         UringStorage::open(&names, OpenMode::Read, self.uring_options())
     }
 
+    /// Attaches the drives to SPDK's driver, for reading.
+    #[cfg(feature = "spdk")]
+    pub fn open_spdk(&self) -> Result<SpdkStorage> {
+        SpdkStorage::open(&self.devices, SpdkOptions::default())
+    }
+
     /// Makes the drives in memory.
     pub fn open_mem(&self) -> Result<MemStorage> {
         let size = |name: &String| match name.parse()? {
@@ -108,6 +118,15 @@ impl StorageArgs {
             sqpoll: self.sqpoll.is_on(),
         }
     }
+}
+
+/// What `--backend spdk` says in a build without it.
+#[cfg(not(feature = "spdk"))]
+pub(super) fn spdk_missing() -> Error {
+    Error::new(Kind::Unsupported, "this build has no SPDK backend").remedy(
+        "install SPDK (https://spdk.io/doc/getting_started.html), then build with \
+         --features spdk; or use --backend uring",
+    )
 }
 
 /// How load is made and measured.

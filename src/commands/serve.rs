@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use super::options::{Backend, StorageArgs, duration, parse, read_token, size};
-use crate::error::{Context, Error, Kind, Result};
+use crate::error::{Context, Error, Result};
 use crate::fabric::Listener;
 use crate::fabric::address::{Address, FabricKind};
 use crate::fabric::rdma::RdmaListener;
@@ -76,16 +76,11 @@ pub fn run(args: ServeArgs) -> Result<()> {
     match args.storage.backend {
         Backend::Mem => listen(&args, args.storage.open_mem()?),
         Backend::Uring => listen(&args, args.storage.open_uring()?),
-        Backend::Spdk => Err(spdk_missing()),
+        #[cfg(feature = "spdk")]
+        Backend::Spdk => listen(&args, args.storage.open_spdk()?),
+        #[cfg(not(feature = "spdk"))]
+        Backend::Spdk => Err(super::options::spdk_missing()),
     }
-}
-
-/// What `--backend spdk` says in a build without it.
-pub(super) fn spdk_missing() -> Error {
-    Error::new(Kind::Unsupported, "this build has no SPDK backend").remedy(
-        "install SPDK (https://spdk.io/doc/getting_started.html), then build with \
-         --features spdk; or use --backend uring",
-    )
 }
 
 fn listen<S: Storage + 'static>(args: &ServeArgs, storage: S) -> Result<()> {

@@ -18,6 +18,8 @@
 pub mod mem;
 pub mod name;
 pub mod sim;
+#[cfg(feature = "spdk")]
+pub mod spdk;
 pub mod uring;
 
 use std::sync::Arc;

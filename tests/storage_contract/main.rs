@@ -7,7 +7,11 @@ mod suite;
 
 use std::io::Write;
 
+use millrace::memory::Pages;
 use millrace::memory::seal::CountingAllocator;
+
+/// Pages of the suite's arenas: what every machine has.
+const PAGES: Pages = Pages::Base;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;

@@ -5,10 +5,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use millrace::error::IoStatus;
-use millrace::memory::{Arena, ArenaSpec, Pages, SlotPool, seal};
+use millrace::memory::{Arena, ArenaSpec, SlotPool, seal};
 use millrace::storage::{Command, Completion, Operation, Queue, Storage, Submit};
 use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
+
+use crate::PAGES;
 
 /// Slot size of the suite: several blocks of every drive.
 pub const SLOT: usize = 64 << 10;
@@ -36,7 +38,7 @@ impl<'a, S: Storage> Rig<'a, S> {
     /// Twice as many slots as the depth, as a server has.
     pub fn new(storage: &'a S) -> Self {
         let bytes = SLOT * 2 * DEPTH as usize;
-        let spec = ArenaSpec { bytes, pages: Pages::Base, node: None };
+        let spec = ArenaSpec { bytes, pages: PAGES, node: None };
         let arena = storage.arena(&spec).expect("an arena");
         Self::on(storage, arena)
     }
@@ -275,7 +277,7 @@ fn workers_share_the_drives<S: Storage>(storage: &S, expected: Expected) {
 }
 
 fn depths_are_bounded<S: Storage>(storage: &S) {
-    let spec = ArenaSpec { bytes: SLOT, pages: Pages::Base, node: None };
+    let spec = ArenaSpec { bytes: SLOT, pages: PAGES, node: None };
     let arena = storage.arena(&spec).expect("an arena");
     for depth in [0, millrace::limits::MAX_DEPTH + 1] {
         let error = storage.queue(&arena, depth).map(drop).expect_err("out of range");
