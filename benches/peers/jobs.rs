@@ -28,7 +28,7 @@ impl Job {
 }
 
 const FIO: &[&str] = &["fio", "losetup"];
-const SPDK_TCP: &[&str] = &["nvmf_tgt", "spdk_nvme_perf", "spdk-rpc"];
+const SPDK: &[&str] = &["nvmf_tgt", "spdk_nvme_perf", "spdk-rpc"];
 
 /// All of them.
 pub fn jobs() -> Vec<Job> {
@@ -61,10 +61,10 @@ pub fn jobs() -> Vec<Job> {
             peer: "spdk",
             unit: "reads/s",
             less_is_more: false,
-            needs: SPDK_TCP,
+            needs: SPDK,
             setup: || Stage::millrace_mem()?.with_spdk_tcp(),
             ours: |stage, s| peers::bench_tcp(stage, "1MiB", 16, 1, s),
-            theirs: |stage, s| peers::spdk_perf_tcp(stage, 1 << 20, 16, s),
+            theirs: |stage, s| peers::spdk_perf(stage, 1, 1 << 20, 16, s),
         },
         Job {
             name: "tcp-1m-16-of-iperf3",
@@ -83,10 +83,10 @@ pub fn jobs() -> Vec<Job> {
             peer: "spdk",
             unit: "reads/s",
             less_is_more: false,
-            needs: SPDK_TCP,
+            needs: SPDK,
             setup: || Stage::millrace_mem()?.with_spdk_tcp(),
             ours: |stage, s| peers::bench_tcp(stage, "4KiB", 32, 1, s),
-            theirs: |stage, s| peers::spdk_perf_tcp(stage, 4096, 32, s),
+            theirs: |stage, s| peers::spdk_perf(stage, 1, 4096, 32, s),
         },
         Job {
             name: "tcp-4k-1",
@@ -94,10 +94,54 @@ pub fn jobs() -> Vec<Job> {
             peer: "spdk",
             unit: "reads/s",
             less_is_more: false,
-            needs: SPDK_TCP,
+            needs: SPDK,
             setup: || Stage::millrace_mem()?.with_spdk_tcp(),
             ours: |stage, s| peers::bench_tcp(stage, "4KiB", 1, 1, s),
-            theirs: |stage, s| peers::spdk_perf_tcp(stage, 4096, 1, s),
+            theirs: |stage, s| peers::spdk_perf(stage, 1, 4096, 1, s),
+        },
+        Job {
+            name: "spdk-4k-32",
+            what: "local, SPDK over vfio-user to a target in RAM, 4 KiB depth 32, one core",
+            peer: "spdk_nvme_perf",
+            unit: "reads/s",
+            less_is_more: false,
+            needs: SPDK,
+            setup: Stage::spdk_vfiouser,
+            ours: |stage, s| peers::local_spdk(stage, "4KiB", 32, "none", s),
+            theirs: |stage, s| peers::spdk_perf(stage, 0, 4096, 32, s),
+        },
+        Job {
+            name: "spdk-4k-1",
+            what: "the same at depth 1",
+            peer: "spdk_nvme_perf",
+            unit: "reads/s",
+            less_is_more: false,
+            needs: SPDK,
+            setup: Stage::spdk_vfiouser,
+            ours: |stage, s| peers::local_spdk(stage, "4KiB", 1, "none", s),
+            theirs: |stage, s| peers::spdk_perf(stage, 0, 4096, 1, s),
+        },
+        Job {
+            name: "spdk-1m-16",
+            what: "the same with 1 MiB at depth 16",
+            peer: "spdk_nvme_perf",
+            unit: "reads/s",
+            less_is_more: false,
+            needs: SPDK,
+            setup: Stage::spdk_vfiouser,
+            ours: |stage, s| peers::local_spdk(stage, "1MiB", 16, "none", s),
+            theirs: |stage, s| peers::spdk_perf(stage, 0, 1 << 20, 16, s),
+        },
+        Job {
+            name: "spdk-1m-16-crc-of-crc",
+            what: "the same with the CRC checked, against the CRC alone, which is the limit",
+            peer: "crc-fast alone",
+            unit: "reads/s",
+            less_is_more: false,
+            needs: SPDK,
+            setup: Stage::spdk_vfiouser,
+            ours: |stage, s| peers::local_spdk(stage, "1MiB", 16, "crc", s),
+            theirs: peers::crc_alone,
         },
         Job {
             name: "connections-256-of-16",

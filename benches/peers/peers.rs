@@ -121,9 +121,15 @@ pub fn bench_tcp(
     Ok(Run { rate: figure(&json, "/summary/iops")?, cpu_per_op: None })
 }
 
-/// spdk_nvme_perf on SPDK's own target.
-pub fn spdk_perf_tcp(stage: &Stage, size: u32, depth: u32, seconds: f64) -> Result<Run, String> {
-    stage.only(1)?;
+/// spdk_nvme_perf on SPDK's own target, which is server number `target` of the stage.
+pub fn spdk_perf(
+    stage: &Stage,
+    target: usize,
+    size: u32,
+    depth: u32,
+    seconds: f64,
+) -> Result<Run, String> {
+    stage.only(target)?;
     let transport = stage.transport.as_ref().expect("the stage has a target");
     let text = output(Command::new("spdk_nvme_perf").args([
         "-q",
@@ -147,6 +153,56 @@ pub fn spdk_perf_tcp(stage: &Stage, size: u32, depth: u32, seconds: f64) -> Resu
         .split_whitespace()
         .find_map(|word| word.parse::<f64>().ok())
         .ok_or("spdk_nvme_perf printed no rate")?;
+    Ok(Run { rate, cpu_per_op: None })
+}
+
+/// `millrace local` through SPDK, on the same target and core.
+pub fn local_spdk(
+    stage: &Stage,
+    size: &str,
+    depth: u32,
+    check: &str,
+    seconds: f64,
+) -> Result<Run, String> {
+    let transport = stage.transport.as_ref().expect("the stage has a target");
+    let (depth, duration) = (depth.to_string(), format!("{seconds}s"));
+    let json = millrace(&[
+        "local",
+        "--backend",
+        "spdk",
+        "--device",
+        transport,
+        "--io-size",
+        size,
+        "--depth",
+        &depth,
+        "--duration",
+        &duration,
+        "--check",
+        check,
+        "--cores",
+        CLIENT_CPU,
+    ])?;
+    Ok(Run { rate: figure(&json, "/summary/iops")?, cpu_per_op: None })
+}
+
+/// CRC-64/NVME of 1 MiB buffers on the same core: what a checking reader cannot exceed.
+pub fn crc_alone(_stage: &mut Stage, seconds: f64) -> Result<Run, String> {
+    let measure = move || -> Result<f64, String> {
+        let core = CLIENT_CPU.parse().map_err(|e| format!("{e}"))?;
+        millrace::host::affinity::pin(core).map_err(|e| e.report())?;
+        // As many buffers as `local` has slots at depth 16, so that the caches are as warm.
+        let buffers: Vec<Vec<u8>> = (0..16).map(|n| vec![n; 1 << 20]).collect();
+        let (start, mut count) = (std::time::Instant::now(), 0u64);
+        while start.elapsed().as_secs_f64() < seconds {
+            for buffer in &buffers {
+                std::hint::black_box(millrace::check::crc(buffer));
+            }
+            count += buffers.len() as u64;
+        }
+        Ok(count as f64 / start.elapsed().as_secs_f64())
+    };
+    let rate = std::thread::spawn(measure).join().map_err(|_| "the CRC thread panicked")??;
     Ok(Run { rate, cpu_per_op: None })
 }
 

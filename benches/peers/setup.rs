@@ -22,7 +22,11 @@ pub struct Stage {
     pub transport: Option<String>,
     children: Vec<Child>,
     scratch: Option<tempfile::TempDir>,
+    /// Folder of a vfio-user controller.
+    controller: Option<tempfile::TempDir>,
 }
+
+const NQN: &str = "nqn.2016-06.io.spdk:millrace";
 
 impl Stage {
     /// A loop device on a file of random data on tmpfs.
@@ -63,6 +67,25 @@ impl Stage {
     /// SPDK's NVMe/TCP target with a malloc bdev, beside what is there. It polls its core all the
     /// time, and so does ours: whichever is not measured is stopped meanwhile.
     pub fn with_spdk_tcp(mut self) -> Result<Self, String> {
+        let address = "-f ipv4 -a 127.0.0.1 -s 4420";
+        self.spdk_target("TCP", address)?;
+        self.transport =
+            Some(format!("trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:4420 subnqn:{NQN}"));
+        Ok(self)
+    }
+
+    /// SPDK's target as an NVMe controller over vfio-user, with a malloc bdev.
+    pub fn spdk_vfiouser() -> Result<Self, String> {
+        let mut stage = Self::default();
+        let scratch = tempfile::tempdir().map_err(|e| e.to_string())?;
+        let folder = scratch.path().display().to_string();
+        stage.controller = Some(scratch);
+        stage.spdk_target("VFIOUSER", &format!("-a {folder} -s 0"))?;
+        stage.transport = Some(format!("trtype:VFIOUSER traddr:{folder} subnqn:{NQN}"));
+        Ok(stage)
+    }
+
+    fn spdk_target(&mut self, kind: &str, listener: &str) -> Result<(), String> {
         let scratch = tempfile::tempdir().map_err(|e| e.to_string())?;
         let socket = scratch.path().join("rpc.sock");
         let child = Command::new("nvmf_tgt")
@@ -80,20 +103,17 @@ impl Stage {
             }
             std::thread::sleep(Duration::from_millis(100));
         }
-        let nqn = "nqn.2016-06.io.spdk:millrace";
         for call in [
-            "nvmf_create_transport -t TCP".to_owned(),
+            format!("nvmf_create_transport -t {kind}"),
             "bdev_malloc_create -b m0 512 512".to_owned(),
-            format!("nvmf_create_subsystem {nqn} -a"),
-            format!("nvmf_subsystem_add_ns {nqn} m0"),
-            format!("nvmf_subsystem_add_listener {nqn} -t TCP -f ipv4 -a 127.0.0.1 -s 4420"),
+            format!("nvmf_create_subsystem {NQN} -a"),
+            format!("nvmf_subsystem_add_ns {NQN} m0"),
+            format!("nvmf_subsystem_add_listener {NQN} -t {kind} {listener}"),
         ] {
             output(Command::new("spdk-rpc").arg("-s").arg(&socket).args(call.split(' ')))?;
         }
-        self.transport =
-            Some(format!("trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:4420 subnqn:{nqn}"));
         self.scratch = Some(scratch);
-        Ok(self)
+        Ok(())
     }
 
     /// An iperf3 server on the servers' core.
