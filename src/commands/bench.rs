@@ -41,7 +41,6 @@ pub struct BenchArgs {
     bind: Option<IpAddr>,
     /// Pages of the landing memory: auto, none, 2m, 1g
     #[arg(long, default_value = "auto", value_parser = parse::<Pages>)]
-    #[serde(skip)]
     hugepages: Pages,
     /// Compare the CRC-64/NVME of what landed with that of what the server read
     #[arg(long)]

@@ -62,7 +62,7 @@ fn measure<S: Storage>(args: &LocalArgs, storage: &S) -> Result<()> {
     let spec = ArenaSpec {
         bytes: SlotPool::bytes_needed(slot_size, count),
         pages: args.storage.hugepages,
-        node: args.storage.node,
+        node: args.storage.node.or_else(|| storage.node()),
     };
     let options = load_options(&args.load, cores.len(), cores.clone())?;
     let why = std::sync::Mutex::new(String::new());

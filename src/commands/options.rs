@@ -60,7 +60,6 @@ pub struct StorageArgs {
     pub devices: Vec<String>,
     /// Pages of the slots' memory: auto, none, 2m, 1g
     #[arg(long, default_value = "auto", value_parser = parse::<Pages>)]
-    #[serde(skip)]
     pub hugepages: Pages,
     /// NUMA node of the slots' memory [default: that of the drives]
     #[arg(long)]

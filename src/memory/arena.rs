@@ -9,16 +9,20 @@ use crate::host::{Root, hugepages};
 use crate::units::format_size;
 
 /// Which pages an arena is asked to have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 pub enum Pages {
     /// The default hugepage size where enough of it is free, else base pages; the choice and its
     /// reason are in [`Arena::why`].
+    #[serde(rename = "auto")]
     Auto,
     /// Base pages (4 KiB on x86-64). Transparent hugepages are switched off for the mapping.
+    #[serde(rename = "none")]
     Base,
     /// 2 MiB hugepages.
+    #[serde(rename = "2m")]
     Huge2M,
     /// 1 GiB hugepages.
+    #[serde(rename = "1g")]
     Huge1G,
 }
 

@@ -187,13 +187,6 @@ impl Drop for StopOnDrop {
     }
 }
 
-/// The node that all drives are on, if they are on one.
-fn common_node<S: Storage>(storage: &S) -> Option<u32> {
-    let mut nodes = storage.drives().iter().map(|drive| drive.node);
-    let first = nodes.next()??;
-    nodes.all(|node| node == Some(first)).then_some(first)
-}
-
 fn run_worker<S: Storage, L: Listener>(
     storage: &S,
     listener: &L,
@@ -208,7 +201,7 @@ fn run_worker<S: Storage, L: Listener>(
     let arena = storage.arena(&ArenaSpec {
         bytes: SlotPool::bytes_needed(options.slot_size, count),
         pages: options.pages,
-        node: options.node.or_else(|| common_node(storage)),
+        node: options.node.or_else(|| storage.node()),
     })?;
     log::info!("worker {number}: arena of {count} slots: {}", arena.why());
     let drives: Arc<[DriveInfo]> = Arc::from(storage.drives());

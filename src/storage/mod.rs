@@ -183,6 +183,13 @@ pub trait Storage: Send + Sync {
     /// One word for results: `uring`, `spdk`, `mem`, `sim`.
     fn name(&self) -> &'static str;
 
+    /// The NUMA node that all drives are on, if they are on one.
+    fn node(&self) -> Option<u32> {
+        let mut nodes = self.drives().iter().map(|drive| drive.node);
+        let first = nodes.next()??;
+        nodes.all(|node| node == Some(first)).then_some(first)
+    }
+
     /// Memory that these drives and any NIC can reach.
     fn arena(&self, spec: &ArenaSpec) -> Result<Arc<Arena>> {
         Arena::map(spec).map(Arc::new)
