@@ -43,6 +43,11 @@ const TURNS_PER_TICK_CHECK: u32 = 64;
 /// fails a hundred thousand requests a second.
 const REPORT_NS: u64 = 1_000_000_000;
 
+/// Time that a request waits for a slot before a client that does not take its answers is given
+/// up; less where the deadline is short. A line that carries no single answer in this time is not
+/// worth the wait of all others.
+const SHED_AFTER: Duration = Duration::from_secs(1);
+
 /// A request that waits for a slot.
 #[derive(Debug, Clone, Copy)]
 struct Pending {
@@ -345,6 +350,14 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
         {
             self.pending.pop_front();
             self.refuse(oldest.conn, &oldest.request, Status::TimedOut, detail);
+        }
+        // A client that does not take its answers must not starve the others of slots.
+        let patience = SHED_AFTER.min(self.options.deadline / 4);
+        if self.slots.available() == 0
+            && let Some(oldest) = self.pending.front()
+            && now - oldest.arrived > Clock::nanos(patience)
+        {
+            self.fabric.shed(patience);
         }
         for place in 0..self.active.len() {
             if let Some(active) = &mut self.active[place]
