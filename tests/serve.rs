@@ -274,3 +274,31 @@ fn too_little_memlock_is_explained() {
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(stderr.contains("limit on locked memory of this process is 64KiB"), "{stderr}");
 }
+
+#[test]
+fn a_client_that_does_not_read_costs_the_others_nothing() {
+    let server = Server::start(&[
+        "--backend",
+        "mem",
+        "--device",
+        "mem:64MiB",
+        "--depth",
+        "2",
+        "--slot-size",
+        "1MiB",
+        "--deadline",
+        "2s",
+    ]);
+    let options = ClientOptions { depth: 32, max_read: 1 << 20, ..ClientOptions::default() };
+    let mut lazy = Client::connect(&server.address, &options).unwrap();
+    for tag in 0..32 {
+        let read = millrace::client::Read { drive: 0, offset: tag << 20, len: 1 << 20, tag };
+        lazy.submit(read).unwrap();
+    }
+    lazy.flush().unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    let mut client = Client::connect(&server.address, &options).unwrap();
+    for _ in 0..10 {
+        client.read(0, 0, 4096).unwrap();
+    }
+}

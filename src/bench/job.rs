@@ -1,6 +1,6 @@
 //! The loop of one load-generating thread.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::pattern::Pattern;
@@ -16,7 +16,9 @@ pub struct Load {
     /// Reads in flight per lane.
     pub depth: u32,
     /// Nanoseconds between two intended starts of this thread's reads; `None`: a closed loop.
-    pub interval: Option<u64>,
+    pub interval: Option<f64>,
+    /// The first intended start after the beginning, so that threads do not all start at once.
+    pub phase: u64,
     /// Start of the first round.
     pub measure_from: u64,
     /// Length of a round.
@@ -54,6 +56,12 @@ pub struct RoundStats {
     pub errors: BTreeMap<(u16, u32), u64>,
     /// Reads whose contents were wrong.
     pub corrupt: u64,
+    /// Reads that were in flight when the last round ended, and the longest of them.
+    pub late: u64,
+    /// See [`RoundStats::late`].
+    pub late_max_ns: u64,
+    /// Open loop: reads that were due before the end and could not be started.
+    pub unstarted: u64,
     /// CPU time of this thread: user and system.
     pub cpu_ns: (u64, u64),
 }
@@ -75,6 +83,9 @@ impl RoundStats {
             *self.errors.entry(*key).or_default() += count;
         }
         self.corrupt += other.corrupt;
+        self.late += other.late;
+        self.late_max_ns = self.late_max_ns.max(other.late_max_ns);
+        self.unstarted += other.unstarted;
         self.cpu_ns.0 += other.cpu_ns.0;
         self.cpu_ns.1 += other.cpu_ns.1;
     }
@@ -84,12 +95,26 @@ impl RoundStats {
         self.errors.values().sum::<u64>() + self.corrupt
     }
 
-    fn count(&mut self, finished: &Finished, start: Start, open_loop: bool) {
-        if finished.status != Status::Ok {
+    /// Counts what must never go unseen, whenever it happens. True if the read ended well.
+    fn count_failure(&mut self, finished: &Finished) -> bool {
+        let well = finished.status == Status::Ok;
+        if !well {
             *self.errors.entry((finished.status as u16, finished.detail)).or_default() += 1;
+        }
+        self.corrupt += u64::from(well && finished.corrupt);
+        well
+    }
+
+    /// Counts a read that ended after the last round.
+    fn count_late(&mut self, finished: &Finished, start: Start) {
+        self.late += 1;
+        self.late_max_ns = self.late_max_ns.max(finished.at.saturating_sub(start.intended));
+    }
+
+    fn count(&mut self, finished: &Finished, start: Start, open_loop: bool) {
+        if !self.count_failure(finished) {
             return;
         }
-        self.corrupt += u64::from(finished.corrupt);
         self.ops += 1;
         self.bytes += u64::from(finished.bytes);
         self.commands += u64::from(finished.commands);
@@ -132,22 +157,25 @@ impl<T: Target> Job<'_, T> {
     pub fn run(mut self) -> Result<Vec<RoundStats>> {
         let depth = self.load.depth as usize;
         let total = self.target.lanes() * depth;
-        let mut rounds = vec![RoundStats::default(); self.load.rounds];
+        // The last one is for what happens outside of the rounds.
+        let outside = self.load.rounds;
+        let mut rounds = vec![RoundStats::default(); outside + 1];
         let mut starts = vec![Start::default(); total];
         let mut finished = Vec::with_capacity(total);
-        // Taken from the end: the lanes come in turn, so a slow start is not one lane's alone.
-        let mut idle: Vec<u32> = (0..total as u32)
+        // First in, first out: the lanes come in turn, also where few reads are in flight.
+        let mut idle: VecDeque<u32> = (0..total as u32)
             .map(|n| {
                 let (turn, lane) =
                     (n as usize / self.target.lanes(), n as usize % self.target.lanes());
                 (lane * depth + turn) as u32
             })
-            .rev()
             .collect();
 
         let end = self.load.measure_from + self.load.round * self.load.rounds as u64;
         let mut now = self.clock.now();
-        let mut next_intended = now;
+        let first = now + self.load.phase;
+        let mut started = 0u64;
+        let mut due = true;
         let mut current = None;
         let mut cpu = thread_cpu_ns()?;
         let mut done = 0u64;
@@ -163,6 +191,13 @@ impl<T: Target> Job<'_, T> {
                 (current, cpu) = (round, cpu_now);
             }
             let running = now < end && !self.stop.load(Ordering::Relaxed);
+            if !running && std::mem::replace(&mut due, false) {
+                // What the schedule wanted and the depth did not let it have.
+                if let Some(interval) = self.load.interval {
+                    let wanted = (end.saturating_sub(first) as f64 / interval).ceil() as u64;
+                    rounds[outside].unstarted = wanted.saturating_sub(started);
+                }
+            }
             if !running && idle.len() == total {
                 return Ok(rounds);
             }
@@ -173,12 +208,14 @@ impl<T: Target> Job<'_, T> {
                 ));
             }
             if running {
-                while let Some(token) = idle.last().copied() {
+                while let Some(token) = idle.front().copied() {
                     let intended = match self.load.interval {
                         None => now,
-                        Some(_) if next_intended > now => break,
-                        Some(_) => next_intended,
+                        Some(interval) => first + (started as f64 * interval) as u64,
                     };
+                    if intended > now {
+                        break;
+                    }
                     let (drive, offset) = self.pattern.advance();
                     let len = self.pattern.io_size();
                     let op = Op { token, drive, offset, len, at: now };
@@ -188,8 +225,8 @@ impl<T: Target> Job<'_, T> {
                         ))
                         .remedy("lower --depth, or raise the server's --credits"));
                     }
-                    next_intended += self.load.interval.unwrap_or(0);
-                    idle.pop();
+                    started += 1;
+                    idle.pop_front();
                     starts[token as usize] = Start { intended, actual: now };
                 }
             }
@@ -211,8 +248,13 @@ impl<T: Target> Job<'_, T> {
                 let start = starts[one.token as usize];
                 if let Some(round) = self.round_at(one.at) {
                     rounds[round].count(&one, start, self.load.interval.is_some());
+                } else {
+                    rounds[outside].count_failure(&one);
+                    if one.at >= end {
+                        rounds[outside].count_late(&one, start);
+                    }
                 }
-                idle.push(one.token);
+                idle.push_back(one.token);
                 done += 1;
             }
             self.progress.store(done, Ordering::Relaxed);
@@ -226,3 +268,6 @@ impl<T: Target> Job<'_, T> {
         (round < self.load.rounds).then_some(round)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -61,11 +61,11 @@ impl<Q: Queue> Target for LocalTarget<Q> {
         if self.queue.poll(&mut self.completions) == 0 {
             return Ok(None);
         }
-        let mut now = clock.now();
+        let reaped = clock.now();
+        let mut now = reaped;
         for completion in self.completions.drain(..) {
             let (token, len) = (completion.tag as u32, (completion.tag >> 32) as u32);
             let (status, detail) = Status::of_io(completion.status);
-            let landed = now;
             if let (Status::Ok, Some(slot)) = (status, &completion.slot)
                 && self.check != CheckMode::None
             {
@@ -84,8 +84,8 @@ impl<Q: Queue> Target for LocalTarget<Q> {
                 corrupt: false,
                 commands: completion.commands.into(),
                 queued_ns: 0,
-                drive_ns: landed - self.starts[token as usize],
-                check_ns: now - landed,
+                drive_ns: reaped - self.starts[token as usize],
+                check_ns: now - reaped,
             });
         }
         Ok(Some(now))

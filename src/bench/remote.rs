@@ -1,6 +1,6 @@
 //! Connections to servers as a target.
 
-use crate::client::{Client, Done, Read, Submitted};
+use crate::client::{Client, Done, Read, Submitted, check_whole};
 use crate::error::{Error, Kind, Result};
 use crate::fabric::Channel;
 use crate::stats::Clock;
@@ -14,6 +14,8 @@ pub struct RemoteTarget<C: Channel> {
     /// Lanes with something in the batch.
     unsent: Vec<bool>,
     verify: bool,
+    /// Bytes of each read: all are of one size.
+    len: u32,
     done: Vec<Done>,
 }
 
@@ -21,7 +23,8 @@ impl<C: Channel> RemoteTarget<C> {
     /// A target over these connections; with `verify`, each payload's CRC is compared.
     pub fn new(lanes: Vec<Client<C>>, verify: bool) -> Self {
         let most = lanes.iter().map(|lane| usize::from(lane.credits())).max().unwrap_or(0);
-        Self { unsent: vec![false; lanes.len()], lanes, verify, done: Vec::with_capacity(most) }
+        let (unsent, done) = (vec![false; lanes.len()], Vec::with_capacity(most));
+        Self { lanes, unsent, verify, len: 0, done }
     }
 }
 
@@ -31,6 +34,7 @@ impl<C: Channel> Target for RemoteTarget<C> {
     }
 
     fn submit(&mut self, lane: usize, op: Op) -> Result<bool> {
+        self.len = op.len;
         let read = Read { drive: op.drive, offset: op.offset, len: op.len, tag: op.token.into() };
         let queued = self.lanes[lane].submit(read)? == Submitted::Queued;
         self.unsent[lane] |= queued;
@@ -58,6 +62,9 @@ impl<C: Channel> Target for RemoteTarget<C> {
                 let record = done.record;
                 let status = record.status();
                 let mut corrupt = false;
+                if status == Status::Ok {
+                    check_whole(record.length.get() as usize, self.len)?;
+                }
                 if self.verify && status == Status::Ok {
                     match lane.verify(&done) {
                         Ok(()) => {}

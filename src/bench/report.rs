@@ -95,7 +95,15 @@ pub struct Summary {
     pub cpu_system_ns_per_op: f64,
     /// Commands that the drives were sent, per read.
     pub commands_per_op: f64,
-    /// Reads that failed or were wrong.
+    /// Reads in flight at the end of the last round: not in the figures above. 0 in a round.
+    pub late: u64,
+    /// The longest of them: a stall at the end shows here alone.
+    pub late_max_ns: u64,
+    /// Open loop: reads that were due and could not be started, since all of the depth was in
+    /// flight. Not 0: the server did not keep up with the rate. `null` in a closed loop.
+    pub unstarted: Option<u64>,
+    /// Reads that failed or were wrong; in the summary also those in the warm-up and after the
+    /// last round.
     pub errors: u64,
     /// The same, by kind.
     pub failures: Vec<Failure>,
@@ -171,6 +179,9 @@ impl Summary {
             cpu_ns_per_op: per_op(stats.cpu_ns.0 + stats.cpu_ns.1),
             cpu_system_ns_per_op: per_op(stats.cpu_ns.1),
             commands_per_op: per_op(stats.commands),
+            late: stats.late,
+            late_max_ns: stats.late_max_ns,
+            unstarted: open_loop.then_some(stats.unstarted),
             errors: stats.failures(),
             failures,
         }
@@ -218,6 +229,18 @@ impl<C> Report<C> {
         if let (Some(service), Some(slip)) = (&s.service_ns, s.max_slip_ns) {
             line("  unqueued", percentiles(service));
             line("  slip", format!("{} at most behind the schedule", format_nanos(slip)));
+        }
+        if s.late_max_ns > s.latency_ns.max {
+            line(
+                "late",
+                format!("{} ended after it, within {}", s.late, format_nanos(s.late_max_ns)),
+            );
+        }
+        if let Some(unstarted @ 1..) = s.unstarted {
+            line(
+                "unstarted",
+                format!("{unstarted} that were due: it did not keep up with the rate"),
+            );
         }
         let stages = &s.stages;
         let total = s.latency_ns.mean.max(1.0);

@@ -1,5 +1,6 @@
 //! A run: threads, warm-up, rounds, progress, and the sums.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -71,6 +72,15 @@ impl RunOptions {
         if self.threads == 0 || self.rounds == 0 || self.depth == 0 {
             return Err(Error::usage("threads, rounds and depth must be 1 or more"));
         }
+        if !self.cores.is_empty() && self.cores.len() < self.threads {
+            // They poll, so two on one CPU would measure the scheduler.
+            return Err(Error::usage(format!(
+                "{} threads on {} CPUs",
+                self.threads,
+                self.cores.len()
+            ))
+            .remedy("name a CPU for each thread with --cores"));
+        }
         if self.duration < Duration::from_millis(1) * self.rounds as u32 {
             return Err(Error::usage(format!(
                 "a duration of {:?} is too short for {} rounds",
@@ -107,7 +117,14 @@ pub fn run<T: Target>(
     let before = Facts::read(&Root::system());
 
     let body = |number: usize| -> Result<Vec<RoundStats>> {
-        let made = pin(options, number).and_then(|()| make(number));
+        // A panic here would leave the other threads at the barrier for ever.
+        let made = catch_unwind(AssertUnwindSafe(|| {
+            pin(options, number)?;
+            make(number)
+        }))
+        .unwrap_or_else(|_| {
+            Err(Error::new(Kind::Device, "a load thread panicked; see its message"))
+        });
         if made.is_err() {
             stop.store(true, Ordering::Relaxed);
         }
@@ -120,7 +137,8 @@ pub fn run<T: Target>(
         let pattern = Pattern::new(&drives, PatternOptions { seed, ..options.pattern })?;
         let load = Load {
             depth: options.depth,
-            interval: options.rate.map(|rate| (1e9 * options.threads as f64 / rate) as u64),
+            interval: options.rate.map(|rate| 1e9 * options.threads as f64 / rate),
+            phase: options.rate.map_or(0, |rate| (1e9 * number as f64 / rate) as u64),
             measure_from: start_at.load(Ordering::Acquire) + Clock::nanos(options.warmup),
             round: Clock::nanos(options.duration) / options.rounds as u64,
             rounds: options.rounds,
@@ -134,12 +152,8 @@ pub fn run<T: Target>(
             .map(|number| {
                 let (body, stop, running) = (&body, &stop, &running);
                 scope.spawn(move || {
-                    let outcome = body(number);
-                    if outcome.is_err() {
-                        stop.store(true, Ordering::Relaxed);
-                    }
-                    running.fetch_sub(1, Ordering::Relaxed);
-                    outcome
+                    let _ending = Ending { stop, running };
+                    body(number).inspect_err(|_| stop.store(true, Ordering::Relaxed))
                 })
             })
             .collect();
@@ -156,7 +170,8 @@ pub fn run<T: Target>(
             .collect()
     });
 
-    let mut rounds = vec![RoundStats::default(); options.rounds];
+    // And one for what happened outside of them.
+    let mut rounds = vec![RoundStats::default(); options.rounds + 1];
     for outcome in outcomes {
         for (sum, round) in rounds.iter_mut().zip(&outcome?) {
             sum.merge(round);
@@ -165,6 +180,7 @@ pub fn run<T: Target>(
     let seconds = options.duration.as_secs_f64() / options.rounds as f64;
     let mut total = RoundStats::default();
     rounds.iter().for_each(|round| total.merge(round));
+    rounds.truncate(options.rounds);
     let open_loop = options.rate.is_some();
     Ok(Outcome {
         host: HostFacts { before, after: Facts::read(&Root::system()) },
@@ -173,11 +189,23 @@ pub fn run<T: Target>(
     })
 }
 
-fn pin(options: &RunOptions, number: usize) -> Result<()> {
-    match options.cores.len() {
-        0 => Ok(()),
-        count => affinity::pin(options.cores[number % count]),
+/// Tells that a thread has ended, be it by a panic, which stops the others.
+struct Ending<'a> {
+    stop: &'a AtomicBool,
+    running: &'a AtomicU64,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+        self.running.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+fn pin(options: &RunOptions, number: usize) -> Result<()> {
+    options.cores.get(number).map_or(Ok(()), |core| affinity::pin(*core))
 }
 
 /// A line with the rate and the time left, until all threads are done.
@@ -200,3 +228,6 @@ fn show_progress(options: &RunOptions, counts: &[AtomicU64], running: &AtomicU64
     }
     bar.finish_and_clear();
 }
+
+#[cfg(test)]
+mod tests;

@@ -332,6 +332,7 @@ impl<C: Channel> Client<C> {
         let done = self.round_trip(Request::read(0, drive, offset, len))?;
         let data = self.payload(&done).map(<[u8]>::to_vec);
         self.recycle(done);
+        check_whole(data.as_ref().map_or(len as usize, Vec::len), len)?;
         data
     }
 
@@ -356,7 +357,22 @@ impl<C: Channel> Client<C> {
     }
 }
 
+/// Checks that an answer which says that all is well is as long as the read.
+///
+/// # Errors
+///
+/// `Protocol` where it is not.
+pub(crate) fn check_whole(got: usize, asked: u32) -> Result<()> {
+    if got == asked as usize {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Protocol, format!("the server sent {got} bytes for a read of {asked}")))
+}
+
 fn text(padded: &[u8]) -> String {
     let end = padded.iter().position(|b| *b == 0).unwrap_or(padded.len());
     String::from_utf8_lossy(&padded[..end]).into_owned()
 }
+
+#[cfg(test)]
+mod tests;

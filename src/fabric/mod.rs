@@ -144,6 +144,12 @@ pub trait Endpoint {
     /// Ends a connection: what was handed to the hardware is waited for or leaked.
     fn close(&mut self, conn: ConnId);
 
+    /// The worker is out of slots: ends the connection that has longest not taken its answers,
+    /// if that is longer than `patience`. Nothing to do where sending needs no help of the peer.
+    fn shed(&mut self, patience: Duration) {
+        let _ = patience;
+    }
+
     /// Stops taking in new connections (for the drain at the end).
     fn refuse_new(&mut self);
 

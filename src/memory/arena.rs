@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Context, Error, Kind, Result};
 use crate::host::{Root, hugepages};
+use crate::limits::SLOT_ALIGN;
 use crate::units::format_size;
 
 /// Which pages an arena is asked to have.
@@ -123,12 +124,17 @@ impl Arena {
         }
     }
 
-    /// Takes memory that another allocator owns; `release` gives it back.
+    /// Takes memory that another allocator owns; `release` gives it back, on whichever thread
+    /// drops the last user of the arena.
+    ///
+    /// # Panics
+    ///
+    /// If `base` is not aligned as slots are.
     ///
     /// # Safety
     ///
-    /// `base` must be the start of `len` initialised, writable bytes that nobody else accesses
-    /// and that stay mapped until `release` is called.
+    /// `base` must be the start of `len` (at most `isize::MAX`) initialised, writable bytes that
+    /// nobody else accesses and that stay mapped until `release` is called.
     pub unsafe fn from_foreign(
         base: NonNull<u8>,
         len: usize,
@@ -137,6 +143,8 @@ impl Arena {
         why: String,
         release: Box<dyn FnOnce() + Send + Sync>,
     ) -> Self {
+        // Slots and shared words rely on it; our own mappings are of whole pages.
+        assert!((base.as_ptr() as usize).is_multiple_of(SLOT_ALIGN), "memory at {base:?}");
         let release = Some(Release::Foreign(release));
         Self { base, len, page_size, node, why, claimed: AtomicBool::new(false), release }
     }
@@ -387,6 +395,20 @@ mod tests {
     fn a_node_that_does_not_exist_is_an_error() {
         let spec = ArenaSpec { bytes: 4096, pages: Pages::Base, node: Some(1023) };
         assert!(Arena::map(&spec).unwrap_err().what().contains("NUMA node 1023"));
+    }
+
+    #[test]
+    #[should_panic(expected = "memory at")]
+    fn foreign_memory_is_aligned() {
+        let bytes = Box::leak(Box::new([0u64; 1024]));
+        // One of both is not aligned to 4096 bytes.
+        for start in 0..2 {
+            let base = NonNull::from(&mut bytes[start]).cast();
+            // SAFETY: leaked and used by nobody else; 8 bytes are left out at the end.
+            drop(unsafe {
+                Arena::from_foreign(base, 8184, 4096, None, String::new(), Box::new(|| ()))
+            });
+        }
     }
 
     #[test]

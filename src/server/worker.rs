@@ -43,6 +43,11 @@ const TURNS_PER_TICK_CHECK: u32 = 64;
 /// fails a hundred thousand requests a second.
 const REPORT_NS: u64 = 1_000_000_000;
 
+/// Time that a request waits for a slot before a client that does not take its answers is given
+/// up; less where the deadline is short. A line that carries no single answer in this time is not
+/// worth the wait of all others.
+const SHED_AFTER: Duration = Duration::from_secs(1);
+
 /// A request that waits for a slot.
 #[derive(Debug, Clone, Copy)]
 struct Pending {
@@ -192,11 +197,16 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
 
     /// Requests in line get slots and go to the drives, as long as there are slots and room.
     fn start_reads(&mut self) {
-        if let Some(command) = self.held.take()
-            && let Submit::Busy(command) = self.queue.submit(command)
-        {
-            self.held = Some(command);
-            return;
+        if let Some(command) = self.held.take() {
+            let place = command.tag as usize;
+            if let Submit::Busy(command) = self.queue.submit(command) {
+                self.held = Some(command);
+                return;
+            }
+            // Until now it has waited in line; its time on the drive begins here.
+            if let Some(active) = &mut self.active[place] {
+                active.submitted = self.clock.now();
+            }
         }
         if self.pending.is_empty() {
             return;
@@ -249,16 +259,18 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
         if self.queue.poll(&mut self.completions) == 0 {
             return;
         }
-        let mut now = self.clock.now();
+        let reaped = self.clock.now();
+        let mut now = reaped;
         let mut completions = std::mem::take(&mut self.completions);
         for completion in completions.drain(..) {
-            now = self.finish_read(completion, now);
+            now = self.finish_read(completion, reaped, now);
         }
         self.completions = completions;
     }
 
-    /// Answers one read. Returns the time at its end, which is when the next one's turn comes.
-    fn finish_read(&mut self, completion: Completion, now: u64) -> u64 {
+    /// Answers one read, which was off the drive at `reaped`. Returns the time at its end, which is
+    /// when the next one's turn comes.
+    fn finish_read(&mut self, completion: Completion, reaped: u64, now: u64) -> u64 {
         let place = completion.tag as usize;
         let active = self.active[place].take().expect("a completion has its request");
         Counters::add(&self.counters.commands, completion.commands.into());
@@ -287,7 +299,7 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
         }
         record.commands = u32::from(completion.commands).into();
         let (queued, drive, check) =
-            (active.submitted - active.pending.arrived, now - active.submitted, end - now);
+            (active.submitted - active.pending.arrived, reaped - active.submitted, end - reaped);
         record.queued_ns = queued.into();
         record.drive_ns = drive.into();
         record.check_ns = check.into();
@@ -338,6 +350,14 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
         {
             self.pending.pop_front();
             self.refuse(oldest.conn, &oldest.request, Status::TimedOut, detail);
+        }
+        // A client that does not take its answers must not starve the others of slots.
+        let patience = SHED_AFTER.min(self.options.deadline / 4);
+        if self.slots.available() == 0
+            && let Some(oldest) = self.pending.front()
+            && now - oldest.arrived > Clock::nanos(patience)
+        {
+            self.fabric.shed(patience);
         }
         for place in 0..self.active.len() {
             if let Some(active) = &mut self.active[place]
@@ -391,3 +411,6 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
             && self.fabric.in_flight() == 0
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -369,6 +369,17 @@ impl Endpoint for TcpEndpoint {
         }
     }
 
+    fn shed(&mut self, patience: Duration) {
+        let stalled = (0u32..)
+            .zip(&self.places)
+            .filter_map(|(index, place)| Some((place.connection.as_ref()?.stalled_since?, index)));
+        if let Some((since, index)) = stalled.min()
+            && since.elapsed() >= patience
+        {
+            self.kill(index, Closed::Transport);
+        }
+    }
+
     fn refuse_new(&mut self) {
         self.mailbox.refuse();
     }

@@ -1,0 +1,90 @@
+use super::*;
+use crate::fabric::Closed;
+use crate::memory::{Arena, ArenaSpec, Pages};
+use crate::storage::sim::{Latency, SimSpec, SimStorage};
+use crate::storage::{OpenMode, Storage, mem::MemStorage};
+
+const CONN: ConnId = ConnId { index: 0, generation: 1 };
+const LEN: u32 = 256 << 10;
+
+/// A fabric that sends at once, and keeps the records.
+#[derive(Debug, Default)]
+struct Loopback {
+    events: VecDeque<Event>,
+    records: Vec<wire::Completion>,
+}
+
+impl Endpoint for Loopback {
+    fn poll(&mut self, out: &mut Vec<Event>) {
+        while out.len() < out.capacity()
+            && let Some(event) = self.events.pop_front()
+        {
+            out.push(event);
+        }
+    }
+
+    fn respond(&mut self, conn: ConnId, response: Response) {
+        let Response { slot, tag, record, .. } = response;
+        self.records.push(record);
+        self.events.push_back(Event::Sent { conn, tag, slot, delivered: true });
+    }
+
+    fn flush(&mut self) {}
+
+    fn close(&mut self, conn: ConnId) {
+        self.events.push_back(Event::Closed(conn, Closed::ByUs));
+    }
+
+    fn refuse_new(&mut self) {}
+
+    fn in_flight(&self) -> u32 {
+        self.events.len() as u32
+    }
+
+    fn connections(&self) -> u32 {
+        1
+    }
+}
+
+/// What became of `count` reads that arrive together on drives of this depth.
+fn serve<S: Storage>(storage: &S, depth: u32, count: u64) -> Vec<wire::Completion> {
+    let slots = 2 * depth as usize;
+    let spec = ArenaSpec { bytes: slots * LEN as usize, pages: Pages::Base, node: None };
+    let arena = Arc::new(Arena::map(&spec).unwrap());
+    let queue = storage.queue(&arena, depth).unwrap();
+    let pool = SlotPool::new(arena, LEN as usize, slots).unwrap();
+    let options = WorkerOptions {
+        check: CheckMode::Crc,
+        deadline: Duration::from_secs(60),
+        drain: Duration::from_secs(60),
+        max_pending: 64,
+    };
+    let mut fabric = Loopback::default();
+    let read = |id| Event::Request(CONN, Request::read(id, 0, 0, LEN));
+    fabric.events.extend((0..count).map(read));
+    let drives = Arc::from(storage.drives());
+    let mut worker = Worker::new(queue, fabric, pool, drives, options, Arc::default());
+    // Asked to stop, it finishes what has arrived.
+    worker.run(&AtomicBool::new(true)).unwrap();
+    assert_eq!(worker.slots.available(), slots);
+    worker.fabric.records
+}
+
+#[test]
+fn a_read_that_waits_for_room_on_the_drive_is_queued_meanwhile() {
+    let each = Duration::from_millis(20);
+    let spec = SimSpec { latency: Latency::Time(each, each), ..SimSpec::default() };
+    let records = serve(&SimStorage::open(spec).unwrap(), 1, 2);
+    let each = Clock::nanos(each);
+    assert!(records[0].queued_ns.get() < records[1].queued_ns.get());
+    assert!(records[1].queued_ns.get() >= each, "{:?}", records[1]);
+}
+
+#[test]
+fn checking_one_read_is_no_drive_time_of_the_next() {
+    let storage = MemStorage::open(&[1 << 20], OpenMode::Read).unwrap();
+    let records = serve(&storage, 4, 2);
+    // They were submitted together and reaped together.
+    assert_eq!(records[0].drive_ns, records[1].drive_ns);
+    assert!(records[1].check_ns.get() > records[0].check_ns.get());
+}
