@@ -173,10 +173,79 @@ pub enum IoStatus {
     Aborted,
 }
 
+/// What kind of failure an [`IoStatus`] is: the same for both data paths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum IoClass {
+    /// The medium cannot give the data back.
+    Medium,
+    /// The data came back, but fails its integrity check.
+    Integrity,
+    /// The drive refuses the command as such.
+    Target,
+    /// The way to the drive failed; the drive may be well.
+    Transport,
+    /// The drive did not answer in time.
+    Timeout,
+    /// The drive is gone.
+    Gone,
+    /// The command was aborted.
+    Aborted,
+    /// None of these.
+    Other,
+}
+
+impl IoClass {
+    /// The class in words.
+    pub fn text(self) -> &'static str {
+        match self {
+            IoClass::Medium => "medium error",
+            IoClass::Integrity => "integrity error",
+            IoClass::Target => "refused by the drive",
+            IoClass::Transport => "transport error",
+            IoClass::Timeout => "no answer in time",
+            IoClass::Gone => "drive gone",
+            IoClass::Aborted => "aborted",
+            IoClass::Other => "other error",
+        }
+    }
+}
+
 impl IoStatus {
     /// True for a complete transfer.
     pub fn is_ok(self) -> bool {
         self == IoStatus::Ok
+    }
+
+    /// What kind of failure it is; `None` for success.
+    ///
+    /// The kernel turns a drive's status into an errno by way of `nvme_error_status`
+    /// (drivers/nvme/host/core.c) and `blk_errors` (block/blk-core.c); this undoes it.
+    pub fn class(self) -> Option<IoClass> {
+        Some(match self {
+            IoStatus::Ok => return None,
+            IoStatus::Errno(errno) => match i32::from(errno) {
+                libc::ENODATA => IoClass::Medium,
+                libc::EILSEQ => IoClass::Integrity,
+                libc::EREMOTEIO | libc::EOPNOTSUPP | libc::EBADE => IoClass::Target,
+                libc::ENOLINK => IoClass::Transport,
+                libc::ETIMEDOUT | libc::ETIME => IoClass::Timeout,
+                libc::ENODEV | libc::ENXIO => IoClass::Gone,
+                libc::ECANCELED => IoClass::Aborted,
+                _ => IoClass::Other,
+            },
+            IoStatus::Nvme { sct, sc } => match (sct, sc) {
+                (2, 0x80 | 0x81 | 0x86 | 0x87) => IoClass::Medium,
+                (2, 0x82..=0x84) => IoClass::Integrity,
+                (0, 0x07 | 0x08) | (3, 0x71) => IoClass::Aborted,
+                (0, 0x04 | 0x22) | (3, _) => IoClass::Transport,
+                (0 | 1, _) => IoClass::Target,
+                _ => IoClass::Other,
+            },
+            // A read inside a drive ends early only where the drive has shrunk or vanished: after
+            // a removal the kernel answers reads of the open file with 0 bytes, not an error.
+            IoStatus::Short | IoStatus::Gone => IoClass::Gone,
+            IoStatus::Aborted => IoClass::Aborted,
+        })
     }
 }
 
@@ -192,8 +261,12 @@ impl fmt::Display for IoStatus {
                 None => write!(f, "NVMe status SCT {sct:X}h SC {sc:02X}h"),
             },
             IoStatus::Short => f.write_str("the drive ended the transfer early"),
-            IoStatus::Gone => f.write_str("the drive is gone"),
-            IoStatus::Aborted => f.write_str("the command was aborted"),
+            IoStatus::Gone => f.write_str("the drive does not answer any more"),
+            IoStatus::Aborted => f.write_str("the command did not complete"),
+        }?;
+        match self.class() {
+            Some(class) => write!(f, ": {}", class.text()),
+            None => Ok(()),
         }
     }
 }
@@ -251,9 +324,26 @@ mod tests {
     }
 
     #[test]
+    fn one_fault_has_one_class_on_both_paths() {
+        let nvme = |sct, sc| IoStatus::Nvme { sct, sc }.class();
+        let errno = |errno: i32| IoStatus::Errno(errno as u16).class();
+        assert_eq!(nvme(2, 0x81), errno(libc::ENODATA));
+        assert_eq!(nvme(2, 0x82), errno(libc::EILSEQ));
+        assert_eq!(nvme(0, 0x02), errno(libc::EREMOTEIO));
+        assert_eq!(nvme(3, 0x70), errno(libc::ENOLINK));
+        assert_eq!(IoStatus::Gone.class(), errno(libc::ENODEV));
+        assert_eq!(IoStatus::Gone.class(), IoStatus::Short.class());
+        assert_eq!(IoStatus::Ok.class(), None);
+    }
+
+    #[test]
     fn statuses_name_themselves() {
         let unrecovered = IoStatus::Nvme { sct: 2, sc: 0x81 };
-        assert_eq!(unrecovered.to_string(), "NVMe status SCT 2h SC 81h (unrecovered read error)");
-        assert!(IoStatus::Errno(5).to_string().contains("os error 5"));
+        assert_eq!(
+            unrecovered.to_string(),
+            "NVMe status SCT 2h SC 81h (unrecovered read error): medium error"
+        );
+        assert_eq!(IoStatus::Ok.to_string(), "ok");
+        assert!(IoStatus::Errno(5).to_string().ends_with("(os error 5): other error"));
     }
 }

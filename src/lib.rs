@@ -10,11 +10,18 @@
 //!
 //! `storage` and `fabric` never know each other; only `server` joins them.
 
+pub mod bench;
+pub mod check;
+pub mod cli;
+pub mod client;
+pub mod commands;
+pub mod device;
 pub mod error;
 pub mod fabric;
 pub mod host;
 pub mod limits;
 pub mod memory;
+pub mod server;
 pub mod stats;
 pub mod storage;
 pub mod units;

@@ -44,6 +44,9 @@ pub const MAX_CREDITS: u16 = 1024;
 /// Default credits that a server grants a connection.
 pub const DEFAULT_CREDITS: u16 = 64;
 
+/// Most requests that can wait for a slot in one worker: connections times credits.
+pub const MAX_PENDING: usize = 1 << 20;
+
 /// Size in bytes of every message on the wire except payload.
 pub const MESSAGE_SIZE: usize = 64;
 
@@ -61,6 +64,10 @@ pub const MAX_RETRIES: u8 = 64;
 /// How long a queue that is dropped waits for its commands in flight before it leaks them. Above
 /// the time that a healthy drive needs, below what a person waits for a program to end.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time that a TCP client has to take one answer once it is the next to be sent to it. Until then
+/// a client that does not read holds the slots of its answers, at most as many as its credits.
+/// 64 MiB in this time are 18 Mbit/s: slower than any line that the largest slot makes sense on.
+pub const TCP_STALL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 
 const _: () = assert!(SLOT_ALIGN.is_power_of_two());
 const _: () = assert!(DEFAULT_SLOT_SIZE.is_multiple_of(SLOT_ALIGN));
@@ -70,4 +77,5 @@ const _: () = assert!(MAX_SLOT_SIZE <= u32::MAX as usize);
 const _: () = assert!(DEFAULT_DEPTH <= MAX_DEPTH);
 const _: () = assert!(DEFAULT_CREDITS <= MAX_CREDITS);
 const _: () = assert!(DEFAULT_CONNECTIONS <= MAX_CONNECTIONS);
+const _: () = assert!(DEFAULT_CONNECTIONS * DEFAULT_CREDITS as usize <= MAX_PENDING);
 const _: () = assert!(MAX_DRIVES <= u16::MAX as usize);

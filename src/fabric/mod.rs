@@ -12,7 +12,10 @@
 //!
 //! Both fabrics carry the messages of [`crate::wire`] and run the same [`handshake`].
 
+pub mod address;
 pub mod handshake;
+pub mod rdma;
+pub mod tcp;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,6 +50,19 @@ pub struct EndpointConfig {
     pub welcome: wire::Welcome,
     /// Time that a peer has for the handshake.
     pub handshake_timeout: Duration,
+}
+
+/// What a client needs to connect, on either fabric.
+#[derive(Debug, Clone)]
+pub struct ConnectConfig {
+    /// Requests that it would like to have in flight; the server grants as many or fewer.
+    pub credits: u16,
+    /// Largest payload in bytes that it will ask for.
+    pub max_payload: u32,
+    /// Shared secret; `None` if the server accepts everybody.
+    pub token: Option<Arc<[u8]>>,
+    /// Time for connecting and for the handshake, together.
+    pub timeout: Duration,
 }
 
 /// An answer to one request.
@@ -144,9 +160,9 @@ pub trait Endpoint {
 }
 
 /// Accepts connections and spreads them over the workers, round-robin. Its own thread runs it.
-pub trait Listener: Send {
-    /// The workers' side. Made on the listener's thread, moved to the worker's.
-    type Endpoint: Endpoint + Send;
+pub trait Listener: Send + Sync {
+    /// The workers' side.
+    type Endpoint: Endpoint;
 
     /// The endpoint of one worker; its slots are all of `arena`. Called once per worker on that
     /// worker's thread, before [`Listener::run`].
@@ -181,7 +197,8 @@ pub trait Channel {
     /// Hands the batch to the NIC or the socket.
     fn flush(&mut self) -> Result<(), Error>;
 
-    /// Appends what has arrived, at most `out`'s spare capacity. After an error the connection is
+    /// Appends what has arrived, at most `out`'s spare capacity, and goes on with what the last
+    /// flush could not send. After an error the connection is
     /// dead; requests in flight are then given back by [`Channel::abandon`].
     fn poll(&mut self, out: &mut Vec<Arrival>) -> Result<usize, Error>;
 
@@ -194,4 +211,68 @@ pub trait Channel {
 
     /// Requests sent and not yet answered.
     fn in_flight(&self) -> u32;
+}
+
+/// Connects over `fabric` to the first of `addresses` that answers. Landing slots of the channel
+/// must all be of `arena`. `local` chooses the NIC of an RDMA connection; `None` leaves it to the
+/// routing table.
+///
+/// # Errors
+///
+/// `Usage` for a local address on TCP. Otherwise the failure of the last address, of the kinds
+/// that the fabric's own `connect` has.
+pub fn connect(
+    fabric: address::FabricKind,
+    addresses: &[std::net::SocketAddr],
+    config: &ConnectConfig,
+    local: Option<std::net::IpAddr>,
+    arena: &Arc<Arena>,
+) -> Result<Box<dyn Channel>> {
+    let one = |address: &std::net::SocketAddr| -> Result<Box<dyn Channel>> {
+        match fabric {
+            address::FabricKind::Tcp if local.is_some() => {
+                Err(Error::usage("a local address chooses the NIC of RDMA, not of TCP")
+                    .remedy("leave it out: the routing table decides for TCP"))
+            }
+            address::FabricKind::Tcp => Ok(Box::new(tcp::TcpChannel::connect(*address, config)?)),
+            address::FabricKind::Rdma => {
+                let rdma = rdma::RdmaConfig { local };
+                Ok(Box::new(rdma::RdmaChannel::connect(*address, config, rdma, arena)?))
+            }
+        }
+    };
+    let mut last = Error::usage("no address to connect to");
+    for address in addresses {
+        match one(address) {
+            Ok(channel) => return Ok(channel),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+impl<C: Channel + ?Sized> Channel for Box<C> {
+    fn submit(&mut self, request: wire::Request, slot: Slot) -> std::result::Result<(), Slot> {
+        (**self).submit(request, slot)
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        (**self).flush()
+    }
+
+    fn poll(&mut self, out: &mut Vec<Arrival>) -> Result<usize, Error> {
+        (**self).poll(out)
+    }
+
+    fn abandon(&mut self) -> Vec<(u64, Option<Slot>)> {
+        (**self).abandon()
+    }
+
+    fn welcome(&self) -> &wire::Welcome {
+        (**self).welcome()
+    }
+
+    fn in_flight(&self) -> u32 {
+        (**self).in_flight()
+    }
 }

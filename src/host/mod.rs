@@ -1,9 +1,16 @@
 //! What this host is: read from /sys and /proc below an injectable root, so that tests read
 //! captured trees.
 
+pub mod affinity;
 pub mod block;
+pub mod facts;
 pub mod hugepages;
+pub mod iommu;
+pub mod lock;
+pub mod nvme;
 pub mod pci;
+pub mod signature;
+pub mod usage;
 
 use std::path::{Path, PathBuf};
 

@@ -3,12 +3,20 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize, Serializer};
+
+use super::Root;
 use crate::error::{Error, Result};
 
+/// Class code of an NVMe controller: mass storage, non-volatile memory, NVM Express I/O (PCI Code
+/// and ID Assignment Specification, 1.2).
+pub const NVME_CLASS: u32 = 0x01_0802;
+
 /// Address of a PCI function: `0000:5e:00.0`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+#[serde(try_from = "String")]
 pub struct Address {
-    /// Domain (segment). More than 16 bits behind Intel VMD and on some hypervisors.
+    /// Domain (segment); VMD and some clouds use more than 16 bits.
     pub domain: u32,
     /// Bus.
     pub bus: u8,
@@ -37,6 +45,20 @@ impl FromStr for Address {
     }
 }
 
+impl Serialize for Address {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl TryFrom<String> for Address {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
 fn parse(text: &str) -> Option<Address> {
     let hex = |digits: &str, most: usize| {
         let fits = (1..=most).contains(&digits.len());
@@ -53,4 +75,111 @@ fn parse(text: &str) -> Option<Address> {
         function: hex(function, 1)? as u8,
     };
     (address.device < 32 && address.function < 8).then_some(address)
+}
+
+/// The sysfs folder of a function.
+pub fn dir(address: Address) -> String {
+    format!("/sys/bus/pci/devices/{address}")
+}
+
+/// Every function whose class is NVMe, whatever driver it has, sorted by address.
+pub fn nvme_controllers(root: &Root) -> Result<Vec<Address>> {
+    if !root.exists("/sys/bus/pci/devices") {
+        return Ok(Vec::new());
+    }
+    let mut found: Vec<Address> = root
+        .list("/sys/bus/pci/devices")?
+        .iter()
+        .filter_map(|name| parse(name))
+        .filter(|address| class(root, *address) == Some(NVME_CLASS))
+        .collect();
+    found.sort();
+    Ok(found)
+}
+
+/// Class code (24 bits: class, subclass, programming interface), if the function exists.
+pub fn class(root: &Root, address: Address) -> Option<u32> {
+    let text = root.read(format!("{}/class", dir(address))).ok()?;
+    u32::from_str_radix(text.trim_start_matches("0x"), 16).ok()
+}
+
+/// True for bridges of all kinds, which never stand in the way of an IOMMU group.
+pub fn is_bridge(class: u32) -> bool {
+    class >> 16 == 0x06
+}
+
+/// Name of the driver that has the function now.
+pub fn driver(root: &Root, address: Address) -> Option<String> {
+    let link = root.link(format!("{}/driver", dir(address))).ok()?;
+    Some(link.file_name()?.to_string_lossy().into_owned())
+}
+
+/// The only driver that the function may be bound to, if somebody has set one.
+pub fn driver_override(root: &Root, address: Address) -> Option<String> {
+    let text = root.read(format!("{}/driver_override", dir(address))).ok()?;
+    (!text.is_empty() && text != "(null)").then_some(text)
+}
+
+/// NUMA node; `None` on machines that name none (the kernel says -1).
+pub fn numa_node(root: &Root, address: Address) -> Option<u32> {
+    root.read(format!("{}/numa_node", dir(address))).ok()?.parse().ok()
+}
+
+/// One state of a PCIe link.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Link {
+    /// Transfer rate in GT/s per lane.
+    pub gigatransfers: f64,
+    /// Lanes.
+    pub width: u32,
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}GT/s x{}", self.gigatransfers, self.width)
+    }
+}
+
+/// The link of a function as it runs now. An idle link may have been slowed down: judge it under
+/// load only.
+pub fn link_now(root: &Root, address: Address) -> Option<Link> {
+    link(root, address, "current")
+}
+
+/// The best that the function's end of the link can do.
+pub fn link_best(root: &Root, address: Address) -> Option<Link> {
+    link(root, address, "max")
+}
+
+fn link(root: &Root, address: Address, which: &str) -> Option<Link> {
+    let read = |what: &str| root.read(format!("{}/{which}_link_{what}", dir(address))).ok();
+    // "8.0 GT/s PCIe"; "Unknown" and width 0 or 255 stand for a link that is down or emulated.
+    let gigatransfers = read("speed")?.split_whitespace().next()?.parse().ok()?;
+    let width = read("width")?.parse().ok()?;
+    (width > 0 && width < 64).then_some(Link { gigatransfers, width })
+}
+
+/// The port above the function, which has the other end of its link.
+pub fn upstream(root: &Root, address: Address) -> Option<Address> {
+    let real = std::fs::canonicalize(root.path(dir(address))).ok()?;
+    parse(real.parent()?.file_name()?.to_str()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_parse_and_print() {
+        for (text, printed) in [
+            ("0000:5e:00.0", "0000:5e:00.0"),
+            ("5E:1f.7", "0000:5e:1f.7"),
+            ("10000:01:00.0", "10000:01:00.0"),
+        ] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), printed);
+        }
+        for text in ["", "nvme0n1", "0000:5e:20.0", "5e:00.8", "5e:00", "0000:+5:00.0", "::.0"] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+    }
 }

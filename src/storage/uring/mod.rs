@@ -3,7 +3,7 @@
 //! ```text
 //!   UringStorage   opens the drives, knows their geometry       open.rs, geometry.rs
 //!   UringQueue     one ring over all drives, one per worker     queue.rs: commands and their slots
-//!                                                               ring.rs:  the ring and its system calls
+//!                                                               ring.rs:  ring, system calls
 //!   UringOptions   which of the kernel's shortcuts are taken    options.rs
 //! ```
 //!

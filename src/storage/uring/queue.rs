@@ -49,6 +49,22 @@ enum Verdict {
 }
 
 impl Op {
+    /// A free place.
+    fn idle() -> Self {
+        Self {
+            lent: None,
+            tag: 0,
+            offset: 0,
+            len: 0,
+            done: 0,
+            generation: 0,
+            drive: 0,
+            commands: 0,
+            retries: 0,
+            operation: Operation::Read,
+        }
+    }
+
     /// Takes one result of the kernel into account. `unit`: what transfers may start at a
     /// multiple of.
     fn judge(&mut self, result: i32, unit: u32) -> Verdict {
@@ -136,25 +152,13 @@ impl UringQueue {
             // leaks it where it leaks the ring.
             unsafe { ring.register_arena(&arena)? };
         }
-        let op = |_| Op {
-            lent: None,
-            tag: 0,
-            offset: 0,
-            len: 0,
-            done: 0,
-            generation: 0,
-            drive: 0,
-            commands: 0,
-            retries: 0,
-            operation: Operation::Read,
-        };
         let targets = drives.files.iter().zip(&drives.infos).map(|(file, info)| Target {
             fd: file.as_raw_fd(),
             unit: info.block_size.max(info.memory_align),
         });
         Ok(Self {
             ring: Some(ring),
-            ops: (0..depth).map(op).collect(),
+            ops: (0..depth).map(|_| Op::idle()).collect(),
             // The lowest place is on top, so a lightly loaded queue stays on few lines.
             free: (0..depth).rev().collect(),
             again: Vec::with_capacity(depth as usize),

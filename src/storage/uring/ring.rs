@@ -11,7 +11,9 @@
 //! shared with other work, 7 interleaved rounds of 1 s, idle turns yield the CPU. Medians:
 //! DEFER_TASKRUN 144 K IOPS, COOP_TASKRUN 98 K, neither 76 K. The rounds of one setting spread by
 //! a factor of 8, so only the order within a round counts: deferred was ahead of COOP_TASKRUN in
-//! 6 of 7, of neither in 7 of 7.
+//! 6 of 7, of neither in 7 of 7. CPU time per command, both waiting in the kernel instead of
+//! polling (which holds still under other load): this queue 1.38 us, fio's io_uring engine with
+//! the same batches and registrations 1.50 us, this queue with nothing registered 1.80 us.
 
 use std::io;
 use std::marker::PhantomData;

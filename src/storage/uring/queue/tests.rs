@@ -9,18 +9,7 @@ use crate::storage::{DriveInfo, OpenMode};
 const BLOCK: u32 = 512;
 
 fn op(len: u32) -> Op {
-    Op {
-        lent: None,
-        tag: 0,
-        offset: 0,
-        len,
-        done: 0,
-        generation: 0,
-        drive: 0,
-        commands: 0,
-        retries: 0,
-        operation: Operation::Read,
-    }
+    Op { len, ..Op::idle() }
 }
 
 #[test]

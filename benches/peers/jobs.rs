@@ -1,0 +1,114 @@
+//! The jobs: what is measured against whom.
+
+use crate::peers::{self, Run};
+use crate::setup::{Stage, have};
+
+/// One comparison.
+pub struct Job {
+    pub name: &'static str,
+    pub what: &'static str,
+    /// Name of the other side.
+    pub peer: &'static str,
+    pub unit: &'static str,
+    /// True where the figure is a time.
+    pub less_is_more: bool,
+    /// Programs that must be there.
+    pub needs: &'static [&'static str],
+    pub setup: fn() -> Result<Stage, String>,
+    pub ours: fn(&mut Stage, f64) -> Result<Run, String>,
+    pub theirs: fn(&mut Stage, f64) -> Result<Run, String>,
+}
+
+impl Job {
+    /// What of its needs is not here.
+    pub fn missing(&self) -> Option<String> {
+        let missing: Vec<_> = self.needs.iter().filter(|name| !have(name)).copied().collect();
+        (!missing.is_empty()).then(|| format!("not installed: {}", missing.join(", ")))
+    }
+}
+
+const FIO: &[&str] = &["fio", "losetup"];
+const SPDK_TCP: &[&str] = &["nvmf_tgt", "spdk_nvme_perf", "spdk-rpc"];
+
+/// All of them.
+pub fn jobs() -> Vec<Job> {
+    vec![
+        Job {
+            name: "uring-4k-32",
+            what: "local, io_uring, loop device on tmpfs, 4 KiB depth 32, one core",
+            peer: "fio",
+            unit: "reads/s",
+            less_is_more: false,
+            needs: FIO,
+            setup: Stage::loop_device,
+            ours: |stage, s| peers::local_uring(stage, "4KiB", 32, s),
+            theirs: |stage, s| peers::fio(stage, "4k", 32, s),
+        },
+        Job {
+            name: "uring-1m-16",
+            what: "local, io_uring, loop device on tmpfs, 1 MiB depth 16, one core",
+            peer: "fio",
+            unit: "reads/s",
+            less_is_more: false,
+            needs: FIO,
+            setup: Stage::loop_device,
+            ours: |stage, s| peers::local_uring(stage, "1MiB", 16, s),
+            theirs: |stage, s| peers::fio(stage, "1m", 16, s),
+        },
+        Job {
+            name: "tcp-1m-16",
+            what: "TCP loopback from RAM, 1 MiB depth 16, a core each, against SPDK NVMe/TCP",
+            peer: "spdk",
+            unit: "reads/s",
+            less_is_more: false,
+            needs: SPDK_TCP,
+            setup: || Stage::millrace_mem()?.with_spdk_tcp(),
+            ours: |stage, s| peers::bench_tcp(stage, "1MiB", 16, 1, s),
+            theirs: |stage, s| peers::spdk_perf_tcp(stage, 1 << 20, 16, s),
+        },
+        Job {
+            name: "tcp-1m-16-of-iperf3",
+            what: "the same against one stream of iperf3, which is the limit",
+            peer: "iperf3",
+            unit: "bytes/s",
+            less_is_more: false,
+            needs: &["iperf3"],
+            setup: || Stage::millrace_mem()?.with_iperf3(),
+            ours: |stage, s| peers::bench_tcp(stage, "1MiB", 16, 1, s).map(Run::as_mib_bytes),
+            theirs: peers::iperf3,
+        },
+        Job {
+            name: "tcp-4k-32",
+            what: "TCP loopback from RAM, 4 KiB depth 32, a core each, against SPDK NVMe/TCP",
+            peer: "spdk",
+            unit: "reads/s",
+            less_is_more: false,
+            needs: SPDK_TCP,
+            setup: || Stage::millrace_mem()?.with_spdk_tcp(),
+            ours: |stage, s| peers::bench_tcp(stage, "4KiB", 32, 1, s),
+            theirs: |stage, s| peers::spdk_perf_tcp(stage, 4096, 32, s),
+        },
+        Job {
+            name: "tcp-4k-1",
+            what: "TCP loopback from RAM, 4 KiB depth 1, a core each, against SPDK NVMe/TCP",
+            peer: "spdk",
+            unit: "reads/s",
+            less_is_more: false,
+            needs: SPDK_TCP,
+            setup: || Stage::millrace_mem()?.with_spdk_tcp(),
+            ours: |stage, s| peers::bench_tcp(stage, "4KiB", 1, 1, s),
+            theirs: |stage, s| peers::spdk_perf_tcp(stage, 4096, 1, s),
+        },
+        Job {
+            name: "connections-256-of-16",
+            what: "one worker, TCP loopback from RAM, 16 KiB: 256 connections against 16",
+            peer: "16 connections",
+            unit: "reads/s",
+            less_is_more: false,
+            needs: &[],
+            setup: Stage::millrace_mem,
+            ours: |stage, s| peers::bench_tcp(stage, "16KiB", 1, 256, s),
+            theirs: |stage, s| peers::bench_tcp(stage, "16KiB", 16, 16, s),
+        },
+    ]
+}

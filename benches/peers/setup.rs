@@ -1,0 +1,151 @@
+//! What jobs run on: a loop device, servers, targets. Taken down when dropped.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// CPU of servers and targets.
+pub const SERVER_CPU: &str = "1";
+/// CPU of clients; the storage path alone runs on the server's.
+pub const CLIENT_CPU: &str = "0";
+
+/// Size of the loop device, and of drives in memory.
+const SIZE: u64 = 1 << 30;
+
+/// What a job runs on.
+#[derive(Default)]
+pub struct Stage {
+    pub device: Option<PathBuf>,
+    pub address: Option<String>,
+    /// Transport id of SPDK's target.
+    pub transport: Option<String>,
+    children: Vec<Child>,
+    scratch: Option<tempfile::TempDir>,
+}
+
+impl Stage {
+    /// A loop device on a file of random data on tmpfs.
+    pub fn loop_device() -> Result<Self, String> {
+        let scratch = tempfile::tempdir_in("/dev/shm").map_err(|e| format!("/dev/shm: {e}"))?;
+        let image = scratch.path().join("image");
+        output(
+            Command::new("dd")
+                .args(["if=/dev/urandom", "bs=1M", "status=none"])
+                .args([format!("of={}", image.display()), format!("count={}", SIZE >> 20)]),
+        )?;
+        let device = output(Command::new("losetup").args(["--find", "--show"]).arg(&image))?;
+        let mut stage = Self::default();
+        stage.device = Some(PathBuf::from(device.trim()));
+        stage.scratch = Some(scratch);
+        Ok(stage)
+    }
+
+    /// Our server on a drive in memory.
+    pub fn millrace_mem() -> Result<Self, String> {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_millrace"))
+            .args(["serve", "--raw", "--backend", "mem", "--device", "mem:512MiB"])
+            .args(["--listen", "127.0.0.1:0", "--cores", SERVER_CPU])
+            .env("RUST_LOG", "warn")
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|e| format!("millrace serve: {e}"))?;
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("piped"))
+            .read_line(&mut line)
+            .map_err(|e| format!("millrace serve: {e}"))?;
+        let mut stage = Self::default();
+        stage.children.push(child);
+        stage.address = line.trim().strip_prefix("listening on ").map(str::to_owned);
+        if stage.address.is_none() { Err("millrace serve did not start".into()) } else { Ok(stage) }
+    }
+
+    /// SPDK's NVMe/TCP target with a malloc bdev, beside what is there. It polls its core all the
+    /// time, and so does ours: whichever is not measured is stopped meanwhile.
+    pub fn with_spdk_tcp(mut self) -> Result<Self, String> {
+        let scratch = tempfile::tempdir().map_err(|e| e.to_string())?;
+        let socket = scratch.path().join("rpc.sock");
+        let child = Command::new("nvmf_tgt")
+            .args(["-m", &format!("[{SERVER_CPU}]"), "-s", "1024", "-r"])
+            .arg(&socket)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|e| format!("nvmf_tgt: {e}"))?;
+        self.children.push(child);
+        let end = Instant::now() + Duration::from_secs(30);
+        while !socket.exists() {
+            if Instant::now() > end {
+                return Err("nvmf_tgt opened no RPC socket within 30 s".into());
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let nqn = "nqn.2016-06.io.spdk:millrace";
+        for call in [
+            "nvmf_create_transport -t TCP".to_owned(),
+            "bdev_malloc_create -b m0 512 512".to_owned(),
+            format!("nvmf_create_subsystem {nqn} -a"),
+            format!("nvmf_subsystem_add_ns {nqn} m0"),
+            format!("nvmf_subsystem_add_listener {nqn} -t TCP -f ipv4 -a 127.0.0.1 -s 4420"),
+        ] {
+            output(Command::new("spdk-rpc").arg("-s").arg(&socket).args(call.split(' ')))?;
+        }
+        self.transport =
+            Some(format!("trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:4420 subnqn:{nqn}"));
+        self.scratch = Some(scratch);
+        Ok(self)
+    }
+
+    /// An iperf3 server on the servers' core.
+    pub fn with_iperf3(mut self) -> Result<Self, String> {
+        let child = Command::new("iperf3")
+            .args(["-s", "-B", "127.0.0.1", "-p", "5299", "-A", SERVER_CPU])
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(|e| format!("iperf3: {e}"))?;
+        self.children.push(child);
+        std::thread::sleep(Duration::from_millis(300));
+        Ok(self)
+    }
+
+    /// Lets only the server with this number run: a polling one takes its whole core.
+    pub fn only(&self, number: usize) -> Result<(), String> {
+        for (place, child) in self.children.iter().enumerate() {
+            let signal = if place == number { "-CONT" } else { "-STOP" };
+            output(Command::new("kill").args([signal, &child.id().to_string()]))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            if let Err(e) = child.kill().and_then(|()| child.wait().map(drop)) {
+                eprintln!("# a server could not be ended: {e}");
+            }
+        }
+        if let Some(device) = &self.device
+            && let Err(text) = output(Command::new("losetup").arg("--detach").arg(device))
+        {
+            eprintln!("# {text}");
+        }
+    }
+}
+
+/// True where a program of this name can be run.
+pub fn have(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir: PathBuf| Path::new(&dir).join(program).is_file())
+}
+
+/// Standard output of a command that must succeed.
+pub fn output(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|e| format!("{command:?}: {e}"))?;
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() {
+        return Ok(stdout);
+    }
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    Err(format!("{command:?}: {}: {stdout}{stderr}", output.status))
+}

@@ -1,0 +1,228 @@
+//! The loop of one load-generating thread.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::pattern::Pattern;
+use super::target::{Finished, Op, Target};
+use crate::error::{Error, Kind, Result};
+use crate::host::affinity::thread_cpu_ns;
+use crate::stats::{Clock, Latency};
+use crate::wire::Status;
+
+/// How much load one thread makes, and when. Times in nanoseconds by the run's clock.
+#[derive(Debug, Clone, Copy)]
+pub struct Load {
+    /// Reads in flight per lane.
+    pub depth: u32,
+    /// Nanoseconds between two intended starts of this thread's reads; `None`: a closed loop.
+    pub interval: Option<u64>,
+    /// Start of the first round.
+    pub measure_from: u64,
+    /// Length of a round.
+    pub round: u64,
+    /// Number of rounds.
+    pub rounds: usize,
+    /// Time that reads in flight have after the last round.
+    pub drain: u64,
+}
+
+/// What one thread saw in one round. Sums of nanoseconds are over answered reads.
+#[derive(Debug, Clone, Default)]
+pub struct RoundStats {
+    /// Reads that ended well.
+    pub ops: u64,
+    /// Bytes of their payload.
+    pub bytes: u64,
+    /// Commands that the drives were sent for them.
+    pub commands: u64,
+    /// From the intended start (open loop) or the submission (closed loop) to the data.
+    pub latency: Latency,
+    /// From the actual submission to the data: open loop only, to show beside `latency`.
+    pub service: Latency,
+    /// Sum of times in line at the server.
+    pub queued_ns: u64,
+    /// Sum of times on the drive.
+    pub drive_ns: u64,
+    /// Sum of times in the check.
+    pub check_ns: u64,
+    /// Sum of latencies, to which the stages are compared.
+    pub total_ns: u64,
+    /// Longest delay of a submission behind its schedule.
+    pub max_slip_ns: u64,
+    /// Reads that failed, by status and detail.
+    pub errors: BTreeMap<(u16, u32), u64>,
+    /// Reads whose contents were wrong.
+    pub corrupt: u64,
+    /// CPU time of this thread: user and system.
+    pub cpu_ns: (u64, u64),
+}
+
+impl RoundStats {
+    /// Adds another thread's, or another round's.
+    pub fn merge(&mut self, other: &RoundStats) {
+        self.ops += other.ops;
+        self.bytes += other.bytes;
+        self.commands += other.commands;
+        self.latency.merge(&other.latency);
+        self.service.merge(&other.service);
+        self.queued_ns += other.queued_ns;
+        self.drive_ns += other.drive_ns;
+        self.check_ns += other.check_ns;
+        self.total_ns += other.total_ns;
+        self.max_slip_ns = self.max_slip_ns.max(other.max_slip_ns);
+        for (key, count) in &other.errors {
+            *self.errors.entry(*key).or_default() += count;
+        }
+        self.corrupt += other.corrupt;
+        self.cpu_ns.0 += other.cpu_ns.0;
+        self.cpu_ns.1 += other.cpu_ns.1;
+    }
+
+    /// Reads that failed or were wrong.
+    pub fn failures(&self) -> u64 {
+        self.errors.values().sum::<u64>() + self.corrupt
+    }
+
+    fn count(&mut self, finished: &Finished, start: Start, open_loop: bool) {
+        if finished.status != Status::Ok {
+            *self.errors.entry((finished.status as u16, finished.detail)).or_default() += 1;
+            return;
+        }
+        self.corrupt += u64::from(finished.corrupt);
+        self.ops += 1;
+        self.bytes += u64::from(finished.bytes);
+        self.commands += u64::from(finished.commands);
+        self.queued_ns += finished.queued_ns;
+        self.drive_ns += finished.drive_ns;
+        self.check_ns += finished.check_ns;
+        let latency = finished.at.saturating_sub(start.intended);
+        self.total_ns += latency;
+        self.latency.record(latency);
+        if open_loop {
+            self.service.record(finished.at.saturating_sub(start.actual));
+            self.max_slip_ns = self.max_slip_ns.max(start.actual.saturating_sub(start.intended));
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Start {
+    intended: u64,
+    actual: u64,
+}
+
+/// Empty turns between two readings of the clock: the data is looked for far more often.
+const IDLE_TURNS: u32 = 32;
+
+/// One thread's load on one target.
+pub(super) struct Job<'a, T> {
+    pub target: T,
+    pub pattern: Pattern,
+    pub load: Load,
+    pub clock: Clock,
+    /// Reads that ended well so far: for the progress line.
+    pub progress: &'a AtomicU64,
+    /// Becomes true when the run is to end early.
+    pub stop: &'a AtomicBool,
+}
+
+impl<T: Target> Job<'_, T> {
+    /// Runs warm-up and rounds, then lets what is in flight finish.
+    pub fn run(mut self) -> Result<Vec<RoundStats>> {
+        let depth = self.load.depth as usize;
+        let total = self.target.lanes() * depth;
+        let mut rounds = vec![RoundStats::default(); self.load.rounds];
+        let mut starts = vec![Start::default(); total];
+        let mut finished = Vec::with_capacity(total);
+        // Taken from the end: the lanes come in turn, so a slow start is not one lane's alone.
+        let mut idle: Vec<u32> = (0..total as u32)
+            .map(|n| {
+                let (turn, lane) =
+                    (n as usize / self.target.lanes(), n as usize % self.target.lanes());
+                (lane * depth + turn) as u32
+            })
+            .rev()
+            .collect();
+
+        let end = self.load.measure_from + self.load.round * self.load.rounds as u64;
+        let mut now = self.clock.now();
+        let mut next_intended = now;
+        let mut current = None;
+        let mut cpu = thread_cpu_ns()?;
+        let mut done = 0u64;
+        let mut empty_turns = 0u32;
+        loop {
+            let round = self.round_at(now);
+            if round != current {
+                let cpu_now = thread_cpu_ns()?;
+                if let Some(past) = current {
+                    let stats: &mut RoundStats = &mut rounds[past];
+                    stats.cpu_ns = (cpu_now.0 - cpu.0, cpu_now.1 - cpu.1);
+                }
+                (current, cpu) = (round, cpu_now);
+            }
+            let running = now < end && !self.stop.load(Ordering::Relaxed);
+            if !running && idle.len() == total {
+                return Ok(rounds);
+            }
+            if !running && now > end + self.load.drain {
+                return Err(Error::new(
+                    Kind::Network,
+                    format!("{} reads were not answered after the run", total - idle.len()),
+                ));
+            }
+            if running {
+                while let Some(token) = idle.last().copied() {
+                    let intended = match self.load.interval {
+                        None => now,
+                        Some(_) if next_intended > now => break,
+                        Some(_) => next_intended,
+                    };
+                    let (drive, offset) = self.pattern.advance();
+                    let len = self.pattern.io_size();
+                    let op = Op { token, drive, offset, len, at: now };
+                    if !self.target.submit(token as usize / depth, op)? {
+                        return Err(Error::usage(format!(
+                            "depth {depth} is more than the server grants a connection"
+                        ))
+                        .remedy("lower --depth, or raise the server's --credits"));
+                    }
+                    next_intended += self.load.interval.unwrap_or(0);
+                    idle.pop();
+                    starts[token as usize] = Start { intended, actual: now };
+                }
+            }
+            self.target.flush()?;
+            match self.target.poll(&self.clock, &mut finished)? {
+                Some(after) => {
+                    now = after;
+                    empty_turns = 0;
+                }
+                None => {
+                    empty_turns += 1;
+                    if empty_turns >= IDLE_TURNS || self.load.interval.is_some() {
+                        empty_turns = 0;
+                        now = self.clock.now();
+                    }
+                }
+            }
+            for one in finished.drain(..) {
+                let start = starts[one.token as usize];
+                if let Some(round) = self.round_at(one.at) {
+                    rounds[round].count(&one, start, self.load.interval.is_some());
+                }
+                idle.push(one.token);
+                done += 1;
+            }
+            self.progress.store(done, Ordering::Relaxed);
+        }
+    }
+
+    /// The round that `time` falls into.
+    fn round_at(&self, time: u64) -> Option<usize> {
+        let since = time.checked_sub(self.load.measure_from)?;
+        let round = (since / self.load.round) as usize;
+        (round < self.load.rounds).then_some(round)
+    }
+}

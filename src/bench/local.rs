@@ -1,0 +1,93 @@
+//! The storage path alone as a target: a queue, its slots, and the check.
+
+use crate::check::check;
+use crate::error::Result;
+use crate::memory::SlotPool;
+use crate::stats::Clock;
+use crate::storage::{Command, Completion, Operation, Queue, Submit};
+use crate::wire::{CheckMode, Status};
+
+use super::target::{Finished, Op, Target};
+
+/// A storage queue of the calling thread.
+pub struct LocalTarget<Q> {
+    queue: Q,
+    slots: SlotPool,
+    check: CheckMode,
+    completions: Vec<Completion>,
+    /// Submission times by token.
+    starts: Vec<u64>,
+}
+
+impl<Q: Queue> LocalTarget<Q> {
+    /// A target of up to `depth` reads at once.
+    pub fn new(queue: Q, slots: SlotPool, check: CheckMode, depth: u32) -> Self {
+        let depth = depth as usize;
+        let completions = Vec::with_capacity(depth);
+        Self { queue, slots, check, completions, starts: vec![0; depth] }
+    }
+}
+
+impl<Q: Queue> Target for LocalTarget<Q> {
+    fn lanes(&self) -> usize {
+        1
+    }
+
+    fn submit(&mut self, _lane: usize, op: Op) -> Result<bool> {
+        let Some(slot) = self.slots.acquire() else { return Ok(false) };
+        self.starts[op.token as usize] = op.at;
+        let command = Command {
+            slot,
+            drive: op.drive,
+            operation: Operation::Read,
+            offset: op.offset,
+            len: op.len,
+            tag: u64::from(op.len) << 32 | u64::from(op.token),
+        };
+        match self.queue.submit(command) {
+            Submit::Queued => Ok(true),
+            Submit::Busy(command) => {
+                self.slots.release(command.slot);
+                Ok(false)
+            }
+        }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.queue.flush()
+    }
+
+    fn poll(&mut self, clock: &Clock, out: &mut Vec<Finished>) -> Result<Option<u64>> {
+        if self.queue.poll(&mut self.completions) == 0 {
+            return Ok(None);
+        }
+        let mut now = clock.now();
+        for completion in self.completions.drain(..) {
+            let (token, len) = (completion.tag as u32, (completion.tag >> 32) as u32);
+            let (status, detail) = Status::of_io(completion.status);
+            let landed = now;
+            if let (Status::Ok, Some(slot)) = (status, &completion.slot)
+                && self.check != CheckMode::None
+            {
+                std::hint::black_box(check(self.check, slot.bytes(len as usize)));
+                now = clock.now();
+            }
+            if let Some(slot) = completion.slot {
+                self.slots.release(slot);
+            }
+            out.push(Finished {
+                token,
+                at: now,
+                status,
+                detail,
+                bytes: if status == Status::Ok { len } else { 0 },
+                corrupt: false,
+                commands: completion.commands.into(),
+                queued_ns: 0,
+                drive_ns: landed - self.starts[token as usize],
+                check_ns: now - landed,
+            });
+        }
+        Ok(Some(now))
+    }
+}

@@ -1,0 +1,25 @@
+//! Load generation: one loop for a server behind connections and for drives beneath a queue.
+//!
+//! ```text
+//!   run       threads, warm-up, rounds, progress
+//!    |
+//!   job       the loop of one thread: closed by depth, or open by rate
+//!    |  Op                     ^ Finished
+//!   Target    remote: connections of a Client      local: a storage Queue
+//! ```
+
+mod job;
+mod local;
+mod pattern;
+mod remote;
+mod report;
+mod run;
+mod target;
+
+pub use job::{Load, RoundStats};
+pub use local::LocalTarget;
+pub use pattern::{Order, Pattern, PatternOptions};
+pub use remote::RemoteTarget;
+pub use report::{Report, Round, Stages, Summary, Tool};
+pub use run::{Outcome, RunOptions, run};
+pub use target::{Finished, Op, Target};

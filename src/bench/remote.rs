@@ -1,0 +1,95 @@
+//! Connections to servers as a target.
+
+use crate::client::{Client, Done, Read, Submitted};
+use crate::error::{Error, Kind, Result};
+use crate::fabric::Channel;
+use crate::stats::Clock;
+use crate::wire::Status;
+
+use super::target::{Finished, Op, Target};
+
+/// The connections of one thread, a lane each.
+pub struct RemoteTarget<C: Channel> {
+    lanes: Vec<Client<C>>,
+    /// Lanes with something in the batch.
+    unsent: Vec<bool>,
+    verify: bool,
+    done: Vec<Done>,
+}
+
+impl<C: Channel> RemoteTarget<C> {
+    /// A target over these connections; with `verify`, each payload's CRC is compared.
+    pub fn new(lanes: Vec<Client<C>>, verify: bool) -> Self {
+        let most = lanes.iter().map(|lane| usize::from(lane.credits())).max().unwrap_or(0);
+        Self { unsent: vec![false; lanes.len()], lanes, verify, done: Vec::with_capacity(most) }
+    }
+}
+
+impl<C: Channel> Target for RemoteTarget<C> {
+    fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
+    fn submit(&mut self, lane: usize, op: Op) -> Result<bool> {
+        let read = Read { drive: op.drive, offset: op.offset, len: op.len, tag: op.token.into() };
+        let queued = self.lanes[lane].submit(read)? == Submitted::Queued;
+        self.unsent[lane] |= queued;
+        Ok(queued)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        for (lane, unsent) in self.lanes.iter_mut().zip(&mut self.unsent) {
+            if std::mem::take(unsent) {
+                lane.flush()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, clock: &Clock, out: &mut Vec<Finished>) -> Result<Option<u64>> {
+        let mut now = None;
+        for lane in &mut self.lanes {
+            if lane.in_flight() == 0 || lane.poll(&mut self.done)? == 0 {
+                continue;
+            }
+            let at = clock.now();
+            now = Some(at);
+            for done in self.done.drain(..) {
+                let record = done.record;
+                let status = record.status();
+                let mut corrupt = false;
+                if self.verify && status == Status::Ok {
+                    match lane.verify(&done) {
+                        Ok(()) => {}
+                        Err(error) if error.kind() == Kind::Data => {
+                            log::error!("{}", error.report());
+                            corrupt = true;
+                        }
+                        Err(error) => return Err(error),
+                    }
+                    now = None;
+                }
+                out.push(Finished {
+                    token: u32::try_from(done.tag).map_err(|_| {
+                        Error::new(Kind::Protocol, format!("an answer to read {}", done.tag))
+                    })?,
+                    at,
+                    status,
+                    detail: record.detail.get(),
+                    bytes: record.length.get(),
+                    corrupt,
+                    commands: record.commands.get(),
+                    queued_ns: record.queued_ns.get(),
+                    drive_ns: record.drive_ns.get(),
+                    check_ns: record.check_ns.get(),
+                });
+                lane.recycle(done);
+            }
+        }
+        if now.is_none() && !out.is_empty() {
+            // Verification took time that the next submission must not claim.
+            now = Some(clock.now());
+        }
+        Ok(now)
+    }
+}

@@ -1,0 +1,202 @@
+//! A run: threads, warm-up, rounds, progress, and the sums.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::job::{Job, Load, RoundStats};
+use super::pattern::{Pattern, PatternOptions};
+use super::report::{HostFacts, Report, SCHEMA, Spread, Summary, Tool};
+use super::target::Target;
+use crate::error::{Error, Kind, Result};
+use crate::host::facts::Facts;
+use crate::host::{Root, affinity};
+use crate::stats::Clock;
+
+/// How a run goes.
+#[derive(Debug, Clone)]
+pub struct RunOptions {
+    /// Threads, each with a target of its own.
+    pub threads: usize,
+    /// CPUs to pin them to, in turn; empty: not pinned.
+    pub cores: Vec<usize>,
+    /// Reads in flight per lane.
+    pub depth: u32,
+    /// Reads per second of the whole run; `None`: a closed loop.
+    pub rate: Option<f64>,
+    /// Time before the first round.
+    pub warmup: Duration,
+    /// Time of all rounds.
+    pub duration: Duration,
+    /// Number of rounds.
+    pub rounds: usize,
+    /// Time that reads in flight have at the end.
+    pub drain: Duration,
+    /// What is read.
+    pub pattern: PatternOptions,
+    /// Show a progress line on standard error.
+    pub progress: bool,
+}
+
+/// What a run gave.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// The host before and after.
+    pub host: HostFacts,
+    /// Figures by round.
+    pub rounds: Vec<Summary>,
+    /// Figures of all rounds.
+    pub summary: Summary,
+}
+
+impl Outcome {
+    /// The result with the configuration that led to it.
+    pub fn report<C>(self, config: C) -> Report<C> {
+        Report {
+            schema: SCHEMA,
+            tool: Tool::this(),
+            host: self.host,
+            config,
+            spread: Spread::of(&self.rounds),
+            rounds: self.rounds,
+            summary: self.summary,
+        }
+    }
+}
+
+impl RunOptions {
+    fn validate(&self) -> Result<()> {
+        if self.threads == 0 || self.rounds == 0 || self.depth == 0 {
+            return Err(Error::usage("threads, rounds and depth must be 1 or more"));
+        }
+        if self.duration < Duration::from_millis(1) * self.rounds as u32 {
+            return Err(Error::usage(format!(
+                "a duration of {:?} is too short for {} rounds",
+                self.duration, self.rounds
+            )));
+        }
+        match self.rate {
+            Some(rate) if !(rate.is_finite() && rate > 0.0) => {
+                Err(Error::usage(format!("a rate of {rate} reads/s")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Runs a load: `make` gives each thread, on that thread, its target and the sizes and block
+/// sizes in bytes of the drives behind it.
+///
+/// # Errors
+///
+/// The first failure of any thread; the others are stopped then.
+pub fn run<T: Target>(
+    options: &RunOptions,
+    make: impl Fn(usize) -> Result<(T, Vec<(u64, u32)>)> + Sync,
+) -> Result<Outcome> {
+    options.validate()?;
+    let clock = Clock::start();
+    let stop = AtomicBool::new(false);
+    let counts: Vec<AtomicU64> = (0..options.threads).map(|_| AtomicU64::new(0)).collect();
+    let running = AtomicU64::new(options.threads as u64);
+    // All targets are ready before the warm-up of any begins.
+    let ready = Barrier::new(options.threads);
+    let start_at = AtomicU64::new(0);
+    let before = Facts::read(&Root::system());
+
+    let body = |number: usize| -> Result<Vec<RoundStats>> {
+        let made = pin(options, number).and_then(|()| make(number));
+        if made.is_err() {
+            stop.store(true, Ordering::Relaxed);
+        }
+        if ready.wait().is_leader() {
+            start_at.store(clock.now(), Ordering::Release);
+        }
+        ready.wait();
+        let (target, drives) = made?;
+        let seed = options.pattern.seed.wrapping_add(number as u64);
+        let pattern = Pattern::new(&drives, PatternOptions { seed, ..options.pattern })?;
+        let load = Load {
+            depth: options.depth,
+            interval: options.rate.map(|rate| (1e9 * options.threads as f64 / rate) as u64),
+            measure_from: start_at.load(Ordering::Acquire) + Clock::nanos(options.warmup),
+            round: Clock::nanos(options.duration) / options.rounds as u64,
+            rounds: options.rounds,
+            drain: Clock::nanos(options.drain),
+        };
+        Job { target, pattern, load, clock, progress: &counts[number], stop: &stop }.run()
+    };
+
+    let outcomes: Vec<Result<Vec<RoundStats>>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..options.threads)
+            .map(|number| {
+                let (body, stop, running) = (&body, &stop, &running);
+                scope.spawn(move || {
+                    let outcome = body(number);
+                    if outcome.is_err() {
+                        stop.store(true, Ordering::Relaxed);
+                    }
+                    running.fetch_sub(1, Ordering::Relaxed);
+                    outcome
+                })
+            })
+            .collect();
+        if options.progress {
+            show_progress(options, &counts, &running);
+        }
+        threads
+            .into_iter()
+            .map(|thread| {
+                thread.join().unwrap_or_else(|_| {
+                    Err(Error::new(Kind::Device, "a load thread panicked; see its message"))
+                })
+            })
+            .collect()
+    });
+
+    let mut rounds = vec![RoundStats::default(); options.rounds];
+    for outcome in outcomes {
+        for (sum, round) in rounds.iter_mut().zip(&outcome?) {
+            sum.merge(round);
+        }
+    }
+    let seconds = options.duration.as_secs_f64() / options.rounds as f64;
+    let mut total = RoundStats::default();
+    rounds.iter().for_each(|round| total.merge(round));
+    let open_loop = options.rate.is_some();
+    Ok(Outcome {
+        host: HostFacts { before, after: Facts::read(&Root::system()) },
+        summary: Summary::of(&total, options.duration.as_secs_f64(), open_loop),
+        rounds: rounds.iter().map(|round| Summary::of(round, seconds, open_loop)).collect(),
+    })
+}
+
+fn pin(options: &RunOptions, number: usize) -> Result<()> {
+    match options.cores.len() {
+        0 => Ok(()),
+        count => affinity::pin(options.cores[number % count]),
+    }
+}
+
+/// A line with the rate and the time left, until all threads are done.
+fn show_progress(options: &RunOptions, counts: &[AtomicU64], running: &AtomicU64) {
+    const EVERY: Duration = Duration::from_millis(200);
+    let total = options.warmup + options.duration;
+    let bar = ProgressBar::new(total.as_millis() as u64);
+    let style = ProgressStyle::with_template("{wide_bar} {elapsed}/{duration} {msg}")
+        .expect("a constant template");
+    bar.set_style(style);
+    let (mut before, begun) = (0, std::time::Instant::now());
+    while running.load(Ordering::Relaxed) > 0 {
+        std::thread::sleep(EVERY);
+        let now: u64 = counts.iter().map(|count| count.load(Ordering::Relaxed)).sum();
+        let rate = (now - before) as f64 / EVERY.as_secs_f64();
+        before = now;
+        let warming = if begun.elapsed() < options.warmup { " (warm-up)" } else { "" };
+        bar.set_position(begun.elapsed().min(total).as_millis() as u64);
+        bar.set_message(format!("{rate:.0} reads/s{warming}"));
+    }
+    bar.finish_and_clear();
+}

@@ -1,0 +1,72 @@
+//! The command line: what can be said, and its first checks, which need no I/O.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::commands::{bench, device, local, serve};
+use crate::error::{Error, Kind};
+
+/// Serves NVMe reads to remote clients over RDMA or TCP, through io_uring or SPDK.
+///
+/// Sizes are written 4KiB, 1MiB, 1028KiB; durations 500ms, 10s, 2m.
+#[derive(Debug, Parser)]
+#[command(name = "millrace", version = version(), propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve drives to clients
+    Serve(serve::ServeArgs),
+    /// Load a server and measure it
+    Bench(bench::BenchArgs),
+    /// Load the storage path of this machine alone, without a network
+    Local(local::LocalArgs),
+    /// List NVMe drives, and move them between the kernel's driver and vfio-pci
+    Device(device::DeviceArgs),
+}
+
+fn version() -> &'static str {
+    concat!(env!("CARGO_PKG_VERSION"), " (", env!("MILLRACE_REVISION"), ")")
+}
+
+/// Runs the program: exit code 0 for done, 1 for failed, 2 for wrong usage.
+pub fn main() -> ExitCode {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("info"))
+        .target(env_logger::Target::Stderr)
+        .init();
+    let outcome = match Cli::parse().command {
+        Command::Serve(args) => serve::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Local(args) => local::run(args),
+        Command::Device(args) => device::run(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("millrace: {}", error.report());
+            exit_code(&error)
+        }
+    }
+}
+
+fn exit_code(error: &Error) -> ExitCode {
+    match error.kind() {
+        Kind::Usage => ExitCode::from(2),
+        _ => ExitCode::FAILURE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,131 @@
+//! `millrace bench`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::local::{load_options, publish};
+use super::options::{LoadArgs, parse, read_token};
+use crate::bench::{RemoteTarget, run as run_load};
+use crate::client::{Client, ClientOptions, RemoteDrive};
+use crate::error::{Error, Kind, Result};
+use crate::host::affinity;
+use crate::limits::SLOT_ALIGN;
+use crate::memory::Pages;
+use crate::units::format_size;
+use crate::wire::CheckMode;
+
+/// Flags of `millrace bench`.
+#[derive(Debug, Clone, Args, Serialize)]
+pub struct BenchArgs {
+    /// Servers: tcp://host:port or rdma://host:port, with commas between them
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', required = true)]
+    connect: Vec<String>,
+    /// Read byte ranges of the server's drives
+    #[arg(long)]
+    raw: bool,
+    /// Connections, spread over the servers in turn
+    #[arg(long, default_value_t = 1)]
+    connections: usize,
+    /// Threads, which share the connections
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    /// CPUs for the threads, like 0,2-4 [default: not pinned]
+    #[arg(long)]
+    cores: Option<String>,
+    /// Local address of the NIC to use (rdma) [default: as the routing table says]
+    #[arg(long, value_name = "ADDR")]
+    bind: Option<IpAddr>,
+    /// Pages of the landing memory: auto, none, 2m, 1g
+    #[arg(long, default_value = "auto", value_parser = parse::<Pages>)]
+    #[serde(skip)]
+    hugepages: Pages,
+    /// Compare the CRC-64/NVME of what landed with that of what the server read
+    #[arg(long)]
+    verify: bool,
+    /// File with the secret that the server asks for
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// The configuration in the result: what was asked for and what the servers said.
+#[derive(Debug, Clone, Serialize)]
+struct Config<'a> {
+    command: &'static str,
+    #[serde(flatten)]
+    args: &'a BenchArgs,
+    server_backend: String,
+    server_check: CheckMode,
+    drives: Vec<RemoteDrive>,
+}
+
+/// Connects, loads, reports.
+pub fn run(args: BenchArgs) -> Result<()> {
+    if !args.raw {
+        return Err(Error::usage("only byte ranges can be read so far").remedy("add --raw"));
+    }
+    if args.threads == 0 || args.connections < args.threads {
+        return Err(Error::usage(format!(
+            "{} threads for {} connections: each thread needs one at least",
+            args.threads, args.connections
+        )));
+    }
+    let depth = u16::try_from(args.load.depth)
+        .map_err(|_| Error::usage(format!("a depth of {}", args.load.depth)))?;
+    let client = ClientOptions {
+        depth,
+        max_read: (args.load.io_size as usize).next_multiple_of(SLOT_ALIGN),
+        token: read_token(args.token_file.as_deref())?,
+        pages: args.hugepages,
+        local: args.bind,
+        timeout: Duration::from_secs(10),
+    };
+    let connect =
+        |number: usize| Client::connect(&args.connect[number % args.connect.len()], &client);
+
+    let first = connect(0)?;
+    if args.verify && first.check_mode() != CheckMode::Crc {
+        return Err(Error::new(Kind::Unsupported, "the server computes no CRC to verify against")
+            .remedy("start it with --check crc, or leave out --verify"));
+    }
+    if first.credits() < depth {
+        return Err(Error::usage(format!(
+            "a depth of {depth}; the server grants {} to a connection",
+            first.credits()
+        ))
+        .remedy("lower --depth, open more --connections, or raise the server's --credits"));
+    }
+    let config = Config {
+        command: "bench",
+        args: &args,
+        server_backend: first.backend(),
+        server_check: first.check_mode(),
+        drives: first.drives().to_vec(),
+    };
+    drop(first);
+
+    let cores = args.cores.as_deref().map(affinity::parse_list).transpose()?.unwrap_or_default();
+    let options = load_options(&args.load, args.threads, cores)?;
+    let outcome = run_load(&options, |thread| {
+        let lanes = (thread..args.connections).step_by(args.threads);
+        let lanes = lanes.map(connect).collect::<Result<Vec<_>>>()?;
+        let drives = lanes[0].drives().iter().map(|d| (d.capacity, d.block_size)).collect();
+        Ok((RemoteTarget::new(lanes, args.verify), drives))
+    })?;
+    let title = format!(
+        "{} from {} ({}), {} x depth {}, {}{}",
+        format_size(args.load.io_size.into()),
+        args.connect.join(", "),
+        config.server_backend,
+        args.connections,
+        args.load.depth,
+        if args.load.sequential { "sequential" } else { "random" },
+        if args.verify { ", every payload verified" } else { "" },
+    );
+    publish(&outcome.report(config), &title, args.load.json.as_deref())
+}

@@ -1,0 +1,382 @@
+//! The client's side of one connection.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use zerocopy::IntoBytes as _;
+
+use super::cm::{CmId, EventChannel, What};
+use super::conn::{Work, WorkId};
+use super::dial::{Dialled, RdmaConfig, SELF, SPARE_RECEIVES};
+use super::ffi::{Cq, Wc, completions, status_text, succeeded};
+use super::mr::{Messages, Mr};
+use super::qp::{Chain, Qp};
+use super::sizing::client_sends;
+use crate::error::{Context as _, Error, Kind, Result};
+use crate::fabric::handshake::{ClientHandshake, Message};
+use crate::fabric::{Arrival, Channel, ConnectConfig};
+use crate::limits::{MESSAGE_SIZE, POLL_BUDGET};
+use crate::memory::{Arena, Lent, Slot};
+use crate::wire::{Completion, Request, Welcome};
+
+/// Pause between two looks for events of rdma_cm while nothing arrives: a server that dies
+/// between two messages is noticed by them alone.
+const LOOK: Duration = Duration::from_millis(10);
+
+#[derive(Debug)]
+struct Pending {
+    id: u64,
+    slot: Lent,
+    length: u32,
+}
+
+/// A connection to a server. The landing arena is registered for it alone: its key is worth
+/// nothing on any other connection, since each has a protection domain of its own.
+///
+/// The server is trusted to write nothing into a landing slot after it has answered; the key
+/// that it was given stays valid until the connection ends.
+pub struct RdmaChannel {
+    peer: SocketAddr,
+    welcome: Welcome,
+    credits: u16,
+    /// `None` once it is destroyed.
+    qp: Option<Qp>,
+    dead: bool,
+    chain: Chain,
+    wcs: [Wc; POLL_BUDGET],
+    /// Requests in flight, by entry, and where to find them by id.
+    pending: Vec<Option<Pending>>,
+    free: Vec<u16>,
+    by_id: HashMap<u64, u16>,
+    /// Sends since the last signalled one, and those not known to be completed.
+    unsignalled: u16,
+    unfinished: u32,
+    next_look: Instant,
+    // Dropped in this order, after `qp`.
+    mr: Mr,
+    messages: Arc<Messages>,
+    cq: Arc<Cq>,
+    id: Arc<CmId>,
+    events: Arc<EventChannel>,
+}
+
+impl std::fmt::Debug for RdmaChannel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RdmaChannel")
+            .field("peer", &self.peer)
+            .field("credits", &self.credits)
+            .field("in_flight", &self.by_id.len())
+            .finish_non_exhaustive()
+    }
+}
+
+fn late(peer: SocketAddr, what: &str) -> Error {
+    Error::new(Kind::Network, format!("{peer} did not {what} in time"))
+        .remedy("check that host and port are those of a millrace server, and its load")
+}
+
+impl RdmaChannel {
+    /// Connects to the server at `address` and runs the handshake. Payloads will land in slots
+    /// of `arena`. Blocks until done, at most for the configured time (plus, where the server's
+    /// host is gone, what the kernel needs to give up).
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` where RDMA is not there; `NotFound` or `Network` where the local address
+    /// has no RDMA device, or the server cannot be reached; `Denied` where it refuses;
+    /// `Resource` where the arena cannot be registered.
+    pub fn connect(
+        address: SocketAddr,
+        config: &ConnectConfig,
+        rdma: RdmaConfig,
+        arena: &Arc<Arena>,
+    ) -> Result<Self> {
+        let deadline = Instant::now() + config.timeout;
+        let dialled = Dialled::dial(address, config, rdma, arena, deadline)?;
+        let mut channel = Self::over(address, dialled);
+        channel.shake_hands(config, deadline)?;
+        Ok(channel)
+    }
+
+    /// A channel before its handshake.
+    fn over(address: SocketAddr, dialled: Dialled) -> Self {
+        let Dialled { credits, qp, mr, messages, cq, id, events } = dialled;
+        Self {
+            peer: address,
+            welcome: Welcome::new("", crate::wire::CheckMode::None, 0, 0, 0, 0, 0),
+            credits,
+            qp: Some(qp),
+            dead: false,
+            chain: Chain::new(usize::from(credits) + 1),
+            wcs: completions(),
+            pending: (0..credits).map(|_| None).collect(),
+            free: (0..credits).rev().collect(),
+            by_id: HashMap::with_capacity(2 * usize::from(credits)),
+            unsignalled: 0,
+            unfinished: 0,
+            next_look: Instant::now(),
+            mr,
+            messages,
+            cq,
+            id,
+            events,
+        }
+    }
+
+    fn receives(&self) -> usize {
+        usize::from(self.credits) + usize::from(SPARE_RECEIVES)
+    }
+
+    fn shake_hands(&mut self, config: &ConnectConfig, deadline: Instant) -> Result<()> {
+        let (asked, most) = (config.credits, config.max_payload);
+        let mut handshake = ClientHandshake::new(config.token.clone(), asked, most)?;
+        self.send_message(&handshake.hello())?;
+        loop {
+            let got = self.cq.poll(&mut self.wcs)?;
+            for at in 0..got {
+                let wc = self.wcs[at];
+                let Some(message) = self.on_completion(&wc)? else { continue };
+                let (send, welcome) = handshake.receive(&message)?;
+                if let Some(send) = send {
+                    self.send_message(&send)?;
+                }
+                if let Some(welcome) = welcome {
+                    // The queues are sized for what was asked; the server grants no more.
+                    let granted = welcome.credits.get().min(self.credits);
+                    self.free.retain(|entry| *entry < granted);
+                    self.welcome = welcome;
+                    return Ok(());
+                }
+            }
+            if got == 0 {
+                self.look_for_events()?;
+                if Instant::now() >= deadline {
+                    return Err(late(self.peer, "finish the handshake"));
+                }
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Sends a message of the handshake.
+    fn send_message(&mut self, message: &Message) -> Result<()> {
+        let at = self.receives() + usize::from(self.credits);
+        self.messages.write(at, message);
+        let Some(qp) = &self.qp else { return Err(self.ended()) };
+        // The entry says how many sends the completion stands for.
+        self.chain.push_send(qp, WorkId::of(SELF, Work::Handshake, 1).pack(), at, true);
+        self.unfinished += 1;
+        self.post()
+    }
+
+    fn post(&mut self) -> Result<()> {
+        let Some(qp) = &self.qp else { return Err(self.ended()) };
+        // SAFETY: the chain has no WRITE.
+        let done = unsafe { self.chain.post(qp, |_| {}) };
+        done.context(|| format!("cannot send to {}", self.peer)).inspect_err(|_| self.dead = true)
+    }
+
+    fn ended(&self) -> Error {
+        Error::new(Kind::Network, format!("the connection to {} has ended", self.peer))
+    }
+
+    fn broken(&mut self, what: String) -> Error {
+        self.dead = true;
+        Error::new(Kind::Protocol, format!("{} breaks the protocol: {what}", self.peer))
+    }
+
+    /// Takes one completion; returns the message of a receive, which is posted again.
+    fn on_completion(&mut self, wc: &Wc) -> Result<Option<Message>> {
+        if !succeeded(wc) {
+            self.dead = true;
+            // Why the server left is for rdma_cm to say, if it knows.
+            self.next_look = Instant::now();
+            self.look_for_events()?;
+            let text = status_text(wc.status);
+            return Err(Error::new(
+                Kind::Network,
+                format!("the connection to {} failed: {text}", self.peer),
+            )
+            .remedy("see the server's log, and whether its host can be reached"));
+        }
+        let Some(work) = WorkId::unpack(wc.wr_id) else { return Ok(None) };
+        if work.work != Work::Receive {
+            self.unfinished = self.unfinished.saturating_sub(work.entry.into());
+            return Ok(None);
+        }
+        if wc.byte_len as usize != MESSAGE_SIZE {
+            return Err(self.broken(format!("a message of {} bytes", wc.byte_len)));
+        }
+        let message = self.messages.read(work.entry.into());
+        let Some(qp) = &self.qp else { return Ok(None) };
+        qp.post_receive(work.entry.into(), wc.wr_id)
+            .context(|| format!("cannot receive from {}", self.peer))?;
+        Ok(Some(message))
+    }
+
+    fn arrival(&mut self, message: &Message) -> Result<Arrival> {
+        let record =
+            Completion::parse(message).map_err(|reason| self.broken(reason.to_string()))?;
+        let id = record.id.get();
+        let Some(entry) = self.by_id.get(&id).copied() else {
+            return Err(self.broken(format!("an answer to {id}, which was not asked")));
+        };
+        let asked = self.pending[usize::from(entry)].as_ref().map_or(0, |p| p.length);
+        let announced = record.length.get();
+        if announced > asked {
+            let what = format!("{announced} bytes for request {id}, which asked for {asked}");
+            return Err(self.broken(what));
+        }
+        self.by_id.remove(&id);
+        self.free.push(entry);
+        let pending = self.pending[usize::from(entry)].take();
+        // SAFETY: the record has arrived, and the payload's WRITE was before it on the same
+        // connection, which delivers in order: nothing writes to the slot any more.
+        let slot = pending.map(|pending| unsafe { pending.slot.reclaim() });
+        Ok(Arrival { slot, record })
+    }
+
+    /// Sees whether the server has left; at most every [`LOOK`].
+    fn look_for_events(&mut self) -> Result<()> {
+        let now = Instant::now();
+        if now < self.next_look {
+            return Ok(());
+        }
+        self.next_look = now + LOOK;
+        while let Some(event) = self.events.next()? {
+            let how = match event.what {
+                What::Disconnected => "has closed the connection".to_owned(),
+                What::DeviceRemoval => "is out of reach: the RDMA device was removed".to_owned(),
+                _ => continue,
+            };
+            self.dead = true;
+            return Err(Error::new(Kind::Network, format!("{} {how}", self.peer))
+                .remedy("the server's log says why: it was stopped, or it refused a request"));
+        }
+        Ok(())
+    }
+}
+
+impl Channel for RdmaChannel {
+    /// # Panics
+    ///
+    /// If the request is longer than its slot, if the slot is of another arena, or if its id is
+    /// in flight.
+    fn submit(&mut self, mut request: Request, slot: Slot) -> std::result::Result<(), Slot> {
+        let full = self.free.is_empty() || self.unfinished >= client_sends(self.credits);
+        let Some(qp) = self.qp.as_ref().filter(|_| !full && !self.dead) else { return Err(slot) };
+        let (id, length) = (request.id.get(), request.length.get());
+        assert!(length as usize <= slot.size(), "{length} bytes into a slot of {}", slot.size());
+        assert!(!self.by_id.contains_key(&id), "request {id} is in flight already");
+        let slot = slot.lend();
+        assert!(self.mr.contains(slot.addr(), slot.size()), "a slot of another arena");
+        request.remote_addr = (slot.addr() as u64).into();
+        request.rkey = self.mr.rkey().into();
+
+        let entry = self.free.pop().expect("not empty, seen above");
+        let at = self.receives() + usize::from(entry);
+        self.messages.write(at, request.as_bytes().try_into().expect("asserted in wire"));
+        // Some sends must be signalled for their places to come back; not each has to be.
+        self.unsignalled += 1;
+        let signalled = self.unsignalled >= self.credits.div_ceil(2);
+        let work = WorkId::of(SELF, Work::Answer, self.unsignalled).pack();
+        self.chain.push_send(qp, work, at, signalled);
+        if signalled {
+            self.unsignalled = 0;
+        }
+        self.unfinished += 1;
+        self.by_id.insert(id, entry);
+        self.pending[usize::from(entry)] = Some(Pending { id, slot, length });
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        if self.dead { Err(self.ended()) } else { self.post() }
+    }
+
+    fn poll(&mut self, out: &mut Vec<Arrival>) -> Result<usize> {
+        if self.dead {
+            return Err(self.ended());
+        }
+        let before = out.len();
+        let most = (out.capacity() - before).min(POLL_BUDGET);
+        let got = self.cq.poll(&mut self.wcs[..most])?;
+        for at in 0..got {
+            let wc = self.wcs[at];
+            if let Some(message) = self.on_completion(&wc)? {
+                let arrival = self.arrival(&message)?;
+                out.push(arrival);
+            }
+        }
+        if got == 0 {
+            self.look_for_events()?;
+        }
+        Ok(out.len() - before)
+    }
+
+    fn abandon(&mut self) -> Vec<(u64, Option<Slot>)> {
+        self.dead = true;
+        let mut gone = self.qp.is_none();
+        if let Some(qp) = self.qp.take() {
+            // First the hardware stops, then the peer is told.
+            if let Err(e) = qp.fail() {
+                log::debug!("cannot move the queue pair to {} to ERR: {e}", self.peer);
+            }
+            let _ = self.id.disconnect();
+            match qp.destroy() {
+                Ok(()) => gone = true,
+                Err(e) => log::warn!("cannot destroy a queue pair, its slots are leaked: {e}"),
+            }
+        }
+        self.by_id.clear();
+        let give_back = |Pending { id, slot, .. }: Pending| {
+            // SAFETY: the QP is destroyed, and no other QP is in the key's protection domain:
+            // nothing can write to the slot any more.
+            (id, gone.then(|| unsafe { slot.reclaim() }))
+        };
+        self.pending.iter_mut().filter_map(Option::take).map(give_back).collect()
+    }
+
+    fn welcome(&self) -> &Welcome {
+        &self.welcome
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.by_id.len() as u32
+    }
+}
+
+impl Drop for RdmaChannel {
+    fn drop(&mut self) {
+        // The slots that come back are dropped: their pool is not known here.
+        self.abandon().into_iter().for_each(drop);
+    }
+}
+
+/// Ways to break the protocol, for tests of the server.
+#[cfg(test)]
+impl RdmaChannel {
+    /// Lets it send as many requests as it asked for, instead of as many as were granted.
+    pub(super) fn forget_credits(&mut self) {
+        self.free = (0..self.credits).rev().collect();
+    }
+
+    /// Connects, then waits in silence for the server to end it.
+    pub(super) fn connect_mute(
+        address: SocketAddr,
+        config: &ConnectConfig,
+        arena: &Arc<Arena>,
+    ) -> Result<()> {
+        let deadline = Instant::now() + config.timeout;
+        let dialled = Dialled::dial(address, config, RdmaConfig::default(), arena, deadline)?;
+        let mut channel = Self::over(address, dialled);
+        let mut out = Vec::with_capacity(1);
+        while Instant::now() < deadline {
+            channel.poll(&mut out)?;
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,99 @@
+//! How a worker's endpoint hands work to the hardware.
+
+use rdma_sys::ibv_sge;
+use zerocopy::IntoBytes as _;
+
+use super::conn::{Sending, Work, WorkId};
+use super::endpoint::RdmaEndpoint;
+use crate::fabric::handshake::Message;
+use crate::fabric::{Closed, ConnId};
+use crate::memory::Slot;
+
+impl RdmaEndpoint {
+    /// Sends messages of the handshake from its records `first` on.
+    pub(super) fn send_handshake(
+        &mut self,
+        id: ConnId,
+        first: u16,
+        send: &[Message],
+    ) -> Result<(), Closed> {
+        let Self { conns, chain, messages, .. } = self;
+        let Some(conn) = conns[id.index as usize].as_deref_mut() else { return Ok(()) };
+        for (nth, message) in (first..).zip(send) {
+            let at = conn.handshake_at(nth);
+            messages.write(at, message);
+            let work = WorkId::of(id, Work::Handshake, nth).pack();
+            chain.push_send(conn.qp(), work, at, true);
+            conn.sends += 1;
+        }
+        let mut refused = 0;
+        // SAFETY: the chain has no WRITE.
+        let done = unsafe { chain.post(conn.qp(), |_| refused += 1) };
+        conn.sends -= refused;
+        done.map_err(|_| Closed::Transport)
+    }
+
+    /// Posts the answers that wait on connection `index`, as far as it has entries.
+    fn post_pending(&mut self, index: u32) {
+        loop {
+            let Self { conns, chain, messages, mr, .. } = self;
+            let Some(conn) = conns[index as usize].as_deref_mut() else { return };
+            let id = conn.id;
+            while chain.room() >= 2
+                && !conn.pending.is_empty()
+                && let Some(entry) = conn.free.pop()
+            {
+                let response = conn.pending.pop_front().expect("not empty, seen above");
+                let at = conn.record_at(entry);
+                let record = response.record.as_bytes();
+                messages.write(at, record.try_into().expect("asserted in wire"));
+                let slot = response.slot.map(Slot::lend);
+                if let Some(lent) = slot.as_ref().filter(|_| response.len > 0) {
+                    let len = response.len;
+                    assert!(
+                        len as usize <= lent.size(),
+                        "{len} bytes of a slot of {}",
+                        lent.size()
+                    );
+                    assert!(mr.contains(lent.addr(), len as usize), "a slot of another arena");
+                    let source = ibv_sge { addr: lent.addr() as u64, length: len, lkey: mr.lkey() };
+                    let work = WorkId::of(id, Work::Payload, entry).pack();
+                    chain.push_write(work, source, response.remote_addr, response.rkey);
+                }
+                let work = WorkId::of(id, Work::Answer, entry).pack();
+                chain.push_send(conn.qp(), work, at, true);
+                conn.sending[usize::from(entry)] = Some(Sending { slot, tag: response.tag });
+                conn.sends += 1;
+                // Now the client may send its next request.
+                conn.in_service = conn.in_service.saturating_sub(1);
+            }
+            if chain.is_empty() {
+                return;
+            }
+            let mut unposted = 0;
+            // SAFETY: each payload is of the registered arena and lent; it is kept in `sending`
+            // until the record's completion was polled or the QP was destroyed.
+            let done = unsafe {
+                chain.post(conn.qp(), |work| {
+                    unposted +=
+                        u32::from(WorkId::unpack(work).is_some_and(|w| w.work == Work::Answer));
+                })
+            };
+            if done.is_err() {
+                // The device may have taken a payload and not its record. The entries stay
+                // occupied, so their slots come back when the QP is destroyed.
+                conn.sends -= unposted;
+                return self.begin_close(id, Closed::Transport);
+            }
+        }
+    }
+
+    pub(super) fn post_dirty(&mut self) {
+        while let Some(index) = self.dirty.pop() {
+            if let Some(conn) = &mut self.conns[index as usize] {
+                conn.dirty = false;
+                self.post_pending(index);
+            }
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! One worker: a pinned thread, one loop, run to completion.
+//!
+//! The slot is the request's state. A request that has one is found by the slot's number; a
+//! request without one waits in line. Nothing is allocated after [`Worker::new`].
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use zerocopy::IntoBytes;
+
+use super::admit::{Admitted, admit};
+use crate::check::check;
+use crate::error::{IoStatus, Result};
+use crate::fabric::{ConnId, Endpoint, Event, Response};
+use crate::limits::POLL_BUDGET;
+use crate::memory::{Slot, SlotPool, seal};
+use crate::stats::{Clock, Counters};
+use crate::storage::{Command, Completion, DriveInfo, Operation, Queue, Submit};
+use crate::wire::{self, CheckMode, DriveRecord, Request, Status};
+
+/// What a worker is told at start.
+#[derive(Debug, Clone)]
+pub struct WorkerOptions {
+    /// What to do with the bytes that were read.
+    pub check: CheckMode,
+    /// Time from arrival within which each request is answered, with an error if need be.
+    pub deadline: Duration,
+    /// Time that requests in flight have to finish once the server stops.
+    pub drain: Duration,
+    /// Requests that can wait at once: connections times credits.
+    pub max_pending: usize,
+}
+
+/// Time between two looks at deadlines and at the stop flag, in nanoseconds.
+const TICK_NS: u64 = 10_000_000;
+
+/// Loop turns between two readings of the clock for the tick.
+const TURNS_PER_TICK_CHECK: u32 = 64;
+
+/// Least time between two log lines about failed reads, in nanoseconds: a dead drive under load
+/// fails a hundred thousand requests a second.
+const REPORT_NS: u64 = 1_000_000_000;
+
+/// A request that waits for a slot.
+#[derive(Debug, Clone, Copy)]
+struct Pending {
+    conn: ConnId,
+    request: Request,
+    admitted: Admitted,
+    arrived: u64,
+}
+
+/// A request that has a slot on the drive.
+#[derive(Debug, Clone, Copy)]
+struct Active {
+    pending: Pending,
+    submitted: u64,
+    /// The client has had its answer (the deadline passed); the slot waits for the drive alone.
+    answered: bool,
+}
+
+/// The loop of one core. Generic, so that backend and fabric are dispatched once, at start.
+pub struct Worker<Q, E> {
+    queue: Q,
+    fabric: E,
+    slots: SlotPool,
+    drives: Arc<[DriveInfo]>,
+    options: WorkerOptions,
+    clock: Clock,
+    counters: Arc<Counters>,
+    /// Requests in line for a slot, oldest first.
+    pending: VecDeque<Pending>,
+    /// Requests on the drives, by the number of their slot.
+    active: Vec<Option<Active>>,
+    /// A command that the queue had no room for; it goes first.
+    held: Option<Command>,
+    events: Vec<Event>,
+    completions: Vec<Completion>,
+    stopping: bool,
+    next_report: u64,
+    unreported: u64,
+}
+
+impl<Q: Queue, E: Endpoint> Worker<Q, E> {
+    /// A worker that owns its queue, its endpoint and its slots. Allocates all that it ever will.
+    pub fn new(
+        queue: Q,
+        fabric: E,
+        slots: SlotPool,
+        drives: Arc<[DriveInfo]>,
+        options: WorkerOptions,
+        counters: Arc<Counters>,
+    ) -> Self {
+        Self {
+            queue,
+            fabric,
+            drives,
+            clock: Clock::start(),
+            counters,
+            pending: VecDeque::with_capacity(options.max_pending),
+            active: vec![None; slots.count()],
+            held: None,
+            events: Vec::with_capacity(POLL_BUDGET),
+            completions: Vec::with_capacity(POLL_BUDGET),
+            stopping: false,
+            next_report: 0,
+            unreported: 0,
+            slots,
+            options,
+        }
+    }
+
+    /// Serves until `stop` becomes true, then finishes what is in flight, within
+    /// [`WorkerOptions::drain`].
+    ///
+    /// # Errors
+    ///
+    /// When the storage queue as a whole has failed.
+    pub fn run(&mut self, stop: &AtomicBool) -> Result<()> {
+        seal::seal();
+        let outcome = self.serve(stop);
+        seal::unseal();
+        outcome
+    }
+
+    fn serve(&mut self, stop: &AtomicBool) -> Result<()> {
+        let mut turns = 0u32;
+        let mut next_tick = 0;
+        let mut give_up = u64::MAX;
+        loop {
+            self.take_events();
+            self.start_reads();
+            self.queue.flush()?;
+            self.finish_reads();
+            self.fabric.flush();
+
+            turns = turns.wrapping_add(1);
+            if turns.is_multiple_of(TURNS_PER_TICK_CHECK) {
+                let now = self.clock.now();
+                if now >= next_tick {
+                    next_tick = now + TICK_NS;
+                    self.expire(now);
+                    self.publish();
+                    if stop.load(Ordering::Relaxed) && !self.stopping {
+                        self.stopping = true;
+                        give_up = now + Clock::nanos(self.options.drain);
+                        self.fabric.refuse_new();
+                    }
+                    if self.stopping && (self.is_idle() || now >= give_up) {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the fabric has: new requests go in line, slots that were sent become free.
+    fn take_events(&mut self) {
+        self.fabric.poll(&mut self.events);
+        if self.events.is_empty() {
+            return;
+        }
+        let now = self.clock.now();
+        let mut events = std::mem::take(&mut self.events);
+        for event in events.drain(..) {
+            match event {
+                Event::Request(conn, request) => self.take_in(conn, request, now),
+                Event::Sent { slot, .. } => self.free(slot),
+                Event::Opened(_) => {}
+                Event::Closed(conn, _) => self.pending.retain(|waiting| waiting.conn != conn),
+            }
+        }
+        self.events = events;
+    }
+
+    fn take_in(&mut self, conn: ConnId, request: Request, now: u64) {
+        Counters::add(&self.counters.requests, 1);
+        if self.stopping {
+            return self.refuse(conn, &request, Status::Stopping, 0);
+        }
+        match admit(&request, &self.drives, self.slots.slot_size() as u32) {
+            Err((status, detail)) => self.refuse(conn, &request, status, detail),
+            Ok(admitted) => {
+                // Credits bound each connection, and max_pending is their sum.
+                debug_assert!(self.pending.len() < self.pending.capacity());
+                self.pending.push_back(Pending { conn, request, admitted, arrived: now });
+            }
+        }
+    }
+
+    /// Requests in line get slots and go to the drives, as long as there are slots and room.
+    fn start_reads(&mut self) {
+        if let Some(command) = self.held.take()
+            && let Submit::Busy(command) = self.queue.submit(command)
+        {
+            self.held = Some(command);
+            return;
+        }
+        if self.pending.is_empty() {
+            return;
+        }
+        let now = self.clock.now();
+        while self.held.is_none()
+            && !self.pending.is_empty()
+            && let Some(slot) = self.slots.acquire()
+        {
+            let pending = self.pending.pop_front().expect("checked above");
+            match pending.admitted {
+                Admitted::Read => self.start_read(slot, pending, now),
+                Admitted::Describe => self.describe(slot, pending),
+            }
+        }
+    }
+
+    fn start_read(&mut self, slot: Slot, pending: Pending, now: u64) {
+        let place = slot.index() as usize;
+        let command = Command {
+            slot,
+            drive: pending.request.drive.get(),
+            operation: Operation::Read,
+            offset: pending.request.offset.get(),
+            len: pending.request.length.get(),
+            tag: place as u64,
+        };
+        self.active[place] = Some(Active { pending, submitted: now, answered: false });
+        if let Submit::Busy(command) = self.queue.submit(command) {
+            self.held = Some(command);
+        }
+    }
+
+    fn describe(&mut self, mut slot: Slot, pending: Pending) {
+        let drive = &self.drives[usize::from(pending.request.drive.get())];
+        let serial = drive.serial.as_deref().unwrap_or("");
+        let record = DriveRecord::new(drive.capacity, drive.block_size, serial, &drive.name);
+        let len = size_of::<DriveRecord>();
+        slot.bytes_mut(len).copy_from_slice(record.as_bytes());
+        let mut answer = wire::Completion::new(pending.request.id.get(), Status::Ok, 0);
+        answer.length = (len as u32).into();
+        if let Some(crc) = check(self.options.check, slot.bytes(len)) {
+            answer = answer.with_crc(crc);
+        }
+        self.answer(pending.conn, &pending.request, Some(slot), answer);
+    }
+
+    /// What the drives have read is checked and answered.
+    fn finish_reads(&mut self) {
+        if self.queue.poll(&mut self.completions) == 0 {
+            return;
+        }
+        let mut now = self.clock.now();
+        let mut completions = std::mem::take(&mut self.completions);
+        for completion in completions.drain(..) {
+            now = self.finish_read(completion, now);
+        }
+        self.completions = completions;
+    }
+
+    /// Answers one read. Returns the time at its end, which is when the next one's turn comes.
+    fn finish_read(&mut self, completion: Completion, now: u64) -> u64 {
+        let place = completion.tag as usize;
+        let active = self.active[place].take().expect("a completion has its request");
+        Counters::add(&self.counters.commands, completion.commands.into());
+        if active.answered {
+            self.free(completion.slot);
+            return now;
+        }
+        let request = active.pending.request;
+        let (status, detail) = Status::of_io(completion.status);
+        let mut record = wire::Completion::new(request.id.get(), status, detail);
+        let mut end = now;
+        let mut slot = completion.slot;
+        if status == Status::Ok {
+            let len = request.length.get();
+            let filled = slot.as_ref().expect("a whole read gives its slot back");
+            if let Some(crc) = check(self.options.check, filled.bytes(len as usize)) {
+                record = record.with_crc(crc);
+            }
+            record.length = len.into();
+            if self.options.check != CheckMode::None {
+                end = self.clock.now();
+            }
+        } else {
+            self.report(&request, completion.status, now);
+            self.free(slot.take());
+        }
+        record.commands = u32::from(completion.commands).into();
+        let (queued, drive, check) =
+            (active.submitted - active.pending.arrived, now - active.submitted, end - now);
+        record.queued_ns = queued.into();
+        record.drive_ns = drive.into();
+        record.check_ns = check.into();
+        Counters::add(&self.counters.queued_ns, queued);
+        Counters::add(&self.counters.drive_ns, drive);
+        Counters::add(&self.counters.check_ns, check);
+        self.answer(active.pending.conn, &request, slot, record);
+        end
+    }
+
+    fn answer(
+        &mut self,
+        conn: ConnId,
+        request: &Request,
+        slot: Option<Slot>,
+        record: wire::Completion,
+    ) {
+        let len = record.length.get();
+        if record.status() == Status::Ok {
+            Counters::add(&self.counters.served, 1);
+            Counters::add(&self.counters.bytes, len.into());
+        } else {
+            Counters::add(&self.counters.failed, 1);
+        }
+        let response = Response {
+            slot,
+            len,
+            remote_addr: request.remote_addr.get(),
+            rkey: request.rkey.get(),
+            record,
+            tag: request.id.get(),
+        };
+        self.fabric.respond(conn, response);
+    }
+
+    fn refuse(&mut self, conn: ConnId, request: &Request, status: Status, detail: u32) {
+        let record = wire::Completion::new(request.id.get(), status, detail);
+        self.answer(conn, request, None, record);
+    }
+
+    /// Answers what is overdue. The slot of a read that was given to the drive stays with the
+    /// drive until it completes: a deadline proves nothing about DMA.
+    fn expire(&mut self, now: u64) {
+        let limit = Clock::nanos(self.options.deadline);
+        let detail = u32::try_from(self.options.deadline.as_millis()).unwrap_or(u32::MAX);
+        while let Some(oldest) = self.pending.front().copied()
+            && now - oldest.arrived > limit
+        {
+            self.pending.pop_front();
+            self.refuse(oldest.conn, &oldest.request, Status::TimedOut, detail);
+        }
+        for place in 0..self.active.len() {
+            if let Some(active) = &mut self.active[place]
+                && !active.answered
+                && now - active.pending.arrived > limit
+            {
+                active.answered = true;
+                let pending = active.pending;
+                self.refuse(pending.conn, &pending.request, Status::TimedOut, detail);
+            }
+        }
+    }
+
+    /// Logs a failed read: drive, offset, cause, and how many went unlogged since the last line.
+    /// This is no longer the steady state, so it may allocate.
+    fn report(&mut self, request: &Request, status: IoStatus, now: u64) {
+        if now < self.next_report {
+            self.unreported += 1;
+            return;
+        }
+        self.next_report = now + REPORT_NS;
+        seal::unseal();
+        log::error!(
+            "read of {} bytes at offset {} of {} failed: {status} ({} more failures not shown)",
+            request.length,
+            request.offset,
+            self.drives[usize::from(request.drive.get())].name,
+            std::mem::take(&mut self.unreported),
+        );
+        seal::seal();
+    }
+
+    fn free(&mut self, slot: Option<Slot>) {
+        if let Some(slot) = slot {
+            self.slots.release(slot);
+        }
+    }
+
+    fn publish(&self) {
+        let active = self.pending.len() + self.queue.in_flight() as usize;
+        self.counters.active.store(active as u64, Ordering::Relaxed);
+        self.counters.connections.store(self.fabric.connections().into(), Ordering::Relaxed);
+        let leaked = self.queue.leaked() + self.fabric.leaked();
+        self.counters.leaked.store(leaked, Ordering::Relaxed);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.pending.is_empty()
+            && self.held.is_none()
+            && self.queue.in_flight() == 0
+            && self.fabric.in_flight() == 0
+    }
+}

@@ -1,0 +1,26 @@
+#!/bin/bash
+# The main job on the kernel's path: eight emulated drives, io_uring, RDMA over soft-RoCE, one
+# worker. Every payload is verified by the client, and ranges are compared with the drives'
+# known contents.
+# vm: --drives 8 --drive-size 64M --fill --rxe 1 --hugepages 160 --timeout 900
+set -euo pipefail
+source "$(dirname "$0")/lib.bash"
+
+devices=()
+for drive in /dev/nvme?n1; do devices+=(--device "$drive"); done
+[[ ${#devices[@]} == 16 ]] || fail "eight drives expected: ${devices[*]}"
+
+serve --backend uring --fabric rdma --listen 10.77.0.1:4790 --insecure --hugepages 2m \
+    "${devices[@]}"
+
+for depth in 1 2 4 8 16 32 64; do
+    bench --io-size 1MiB --depth "$depth" --duration 1s --warmup 200ms --rounds 1 --verify \
+        --json "$out/depth-$depth.json"
+    ok "1 MiB at depth $depth: $(summary "$out/depth-$depth.json")"
+done
+bench --io-size 4KiB --depth 16 --connections 4 --duration 1s --warmup 200ms --verify \
+    --json "$out/4k.json"
+ok "4 KiB on four connections: $(summary "$out/4k.json")"
+
+stop_server
+passed
