@@ -21,7 +21,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 /// Pages of the suite's arenas: SPDK has hugepages only.
 const PAGES: Pages = Pages::Auto;
 
-/// Bytes from the start of each drive that the tests use.
+/// Bytes from the start of each drive that the loads read.
 const USED: u64 = 4 << 20;
 
 /// The drives in the variable `name`, separated by commas, or `None` after saying so.
@@ -41,11 +41,12 @@ fn open(names: &[String], mode: OpenMode) -> SpdkStorage {
     SpdkStorage::open(names, options).unwrap_or_else(|e| panic!("{}", e.report()))
 }
 
-/// Writes what the first bytes of each drive must have.
+/// Writes what each drive must have.
 fn fill(storage: &SpdkStorage) {
     let mut rig = Rig::new(storage);
-    for drive in 0..storage.drives().len() as u16 {
-        for offset in (0..USED).step_by(suite::SLOT) {
+    for (drive, info) in storage.drives().iter().enumerate() {
+        let drive = drive as u16;
+        for offset in (0..info.capacity).step_by(suite::SLOT) {
             let (operation, len) = (Operation::Write, suite::SLOT as u32);
             let mut slot = rig.pool.acquire().expect("a slot");
             mem::fill(drive, offset, slot.bytes_mut(suite::SLOT));
@@ -71,8 +72,11 @@ fn load(
     let deadline = Instant::now() + Duration::from_secs(120);
     while !stopping || !open.is_empty() {
         stopping = stopping || stop(&statuses);
-        while !stopping {
-            let Some(slot) = rig.pool.acquire() else { break };
+        while let Some(slot) = rig.pool.acquire() {
+            if stopping {
+                rig.pool.release(slot);
+                break;
+            }
             let (drive, offset) = place(next);
             let (operation, len) = (Operation::Read, 4096);
             let command = Command { slot, drive, operation, offset, len, tag: next };
@@ -121,6 +125,7 @@ fn pci_drives_read_are_reset_and_are_pulled() {
     fill(&storage);
     suite::refusing_writes(&open_again(storage, &names));
     let storage = open(&names, OpenMode::Read);
+    suite::reading(&storage, &mem::fill);
     let drives = names.len() as u16;
     let mut rig = Rig::new(&storage);
 

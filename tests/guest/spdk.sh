@@ -24,7 +24,7 @@ first=$(bind mill0) second=$(bind mill1) bad=$(bind mill2)
 ok "bound $first $second $bad"
 
 # What DPDK is known to leave behind.
-files() { ls /dev/hugepages /var/run/dpdk 2>/dev/null || true; }
+files() { find /dev/hugepages /var/run/dpdk -mindepth 1 2>/dev/null || true; }
 before=$(files)
 
 export RUST_LOG=info
