@@ -6,7 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Of DPDK's rte_log.h, whose folder is not on the include path everywhere. Both are stable ABI. */
+/* Of DPDK's headers, whose folder is not on the include path everywhere. All are stable ABI. */
+extern const char *rte_eal_get_runtime_dir(void);
 extern int rte_openlog_stream(FILE *f);
 extern int rte_log_cur_msg_loglevel(void);
 
@@ -38,6 +39,12 @@ shim_env_init(const struct shim_env_opts *o)
 	opts.pci_allowed = o->allowed;
 	opts.num_pci_addr = o->allowed_count;
 	return spdk_env_init(&opts);
+}
+
+const char *
+shim_runtime_dir(void)
+{
+	return rte_eal_get_runtime_dir();
 }
 
 static shim_log_line *g_line;

@@ -38,6 +38,9 @@ typedef void shim_log_line(bool dpdk, int level, const char *text, size_t len);
 /* Routes SPDK's and DPDK's log lines. Call before shim_env_init. 0 or a negative errno. */
 int shim_log_open(shim_log_line *line);
 
+/* Folder that DPDK has made for files that it shares: empty here. */
+const char *shim_runtime_dir(void);
+
 struct shim_ctrlr_opts {
 	uint32_t io_queue_size;
 	uint32_t keep_alive_timeout_ms;

@@ -69,12 +69,7 @@ fn load(
                     let (drive, offset) = place(tag);
                     mem::fill(drive, offset, &mut expected);
                     let bytes = slot.as_ref().expect("data has a slot").bytes(LEN);
-                    assert!(
-                        bytes == &expected[..],
-                        "drive {drive} at {offset}: {:x?} {:x?}",
-                        &bytes[..16],
-                        &expected[..16]
-                    );
+                    assert!(bytes == &expected[..], "drive {drive} at {offset}");
                     seen.ok[usize::from(drive)] += 1;
                 }
                 IoStatus::Gone => seen.gone[usize::from(drive)] += 1,
@@ -141,8 +136,23 @@ fn a_queue_that_is_not_polled_stops_a_reset_and_not_the_drive() {
     assert_eq!((seen.gone[0], seen.aborted), (0, 0));
 }
 
+/// In a process of its own: SPDK 24.09 keeps the dead controller in its list of memory maps, stops
+/// there when new memory comes, and so leaves that memory unmapped for vfio-user controllers that
+/// are attached later.
 #[test]
 fn a_target_that_dies_takes_its_drive_and_nothing_else() {
+    const CHILD: &str = "MILLRACE_TEST_CHILD";
+    if std::env::var_os(CHILD).is_none() {
+        let name = "faults::a_target_that_dies_takes_its_drive_and_nothing_else";
+        let _turn = crate::turn();
+        let program = std::env::current_exe().expect("this program");
+        let child = std::process::Command::new(program)
+            .args([name, "--exact", "--nocapture"])
+            .env(CHILD, "1")
+            .status();
+        assert!(child.expect("it runs").success());
+        return;
+    }
     let drive = Drive::new(4096);
     let Some((turn, mut dying)) = start("a_target_that_dies", &[&[drive]]) else { return };
     drop(turn);

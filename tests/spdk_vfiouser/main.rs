@@ -9,6 +9,8 @@ mod target;
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard};
 
+use millrace::fabric::rdma;
+use millrace::host::Root;
 use millrace::memory::Pages;
 use millrace::memory::seal::CountingAllocator;
 use millrace::storage::spdk::{SpdkOptions, SpdkStorage};
@@ -26,10 +28,14 @@ const PAGES: Pages = Pages::Auto;
 /// One target at a time: each polls on a CPU of its own.
 static TURN: Mutex<()> = Mutex::new(());
 
+fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
 /// A target for one test, or `None` after saying why there is none.
 fn start(test: &str, controllers: &[&[Drive]]) -> Option<(MutexGuard<'static, ()>, Target)> {
     let _ = env_logger::builder().is_test(true).try_init();
-    let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let turn = turn();
     match Target::start(controllers) {
         Ok(target) => Some((turn, target)),
         Err(reason) => {
@@ -97,4 +103,18 @@ fn spdk_keeps_the_contract() {
     // The doorbell of each command by itself.
     let single = SpdkOptions { batch_doorbells: false, ..SpdkOptions::default() };
     suite::reading(&open(&names, single), &mem::fill);
+}
+
+/// SPDK's own RDMA transport, where it has one, and this program's fabric reach one and the same
+/// libibverbs: both are in this binary, and the environment is up when devices are listed.
+#[test]
+fn spdk_and_the_rdma_fabric_live_in_one_program() {
+    let drive = Drive::new(4096);
+    let Some((_turn, target)) = start("spdk_and_the_rdma_fabric", &[&[drive]]) else { return };
+    let storage = open(&[target.id(0)], SpdkOptions::default());
+    match rdma::available(&Root::system()) {
+        Ok(devices) => println!("{} RDMA devices", devices.len()),
+        Err(e) => println!("{}", e.report()),
+    }
+    assert_eq!(storage.drives().len(), 1);
 }

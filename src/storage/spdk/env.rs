@@ -5,7 +5,7 @@
 //! unlinked as they are made, and there is no shared configuration and no telemetry socket.
 
 use std::collections::VecDeque;
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use spdk_sys as sys;
@@ -183,6 +183,13 @@ fn start(iova: IovaMode, allowed: &[Address]) -> Result<()> {
     let answer = unsafe { sys::shim_env_init(&options) };
     affinity.restore();
     if answer == 0 {
+        // SAFETY: DPDK is up; the answer is a terminated string of its own that never changes.
+        let folder = unsafe { CStr::from_ptr(sys::shim_runtime_dir()) };
+        // DPDK makes it for every process and has nothing in it here. Where something is in it
+        // after all, it stays: remove_dir takes empty folders only.
+        if let Err(e) = std::fs::remove_dir(folder.to_string_lossy().as_ref()) {
+            log::debug!("{folder:?} stays: {e}");
+        }
         log::info!("SPDK {} is up on CPU {}", sys::VERSION, affinity.now);
         return Ok(());
     }

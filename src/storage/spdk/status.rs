@@ -11,9 +11,10 @@ pub(super) fn significant(raw: u16) -> u16 {
 }
 
 /// What SPDK gives commands that it ends itself when it gives up a queue: "command aborted due to
-/// SQ deletion". No drive was asked whether it did them.
+/// SQ deletion", or "abort requested" before release 25.01. The second is the drive's answer too,
+/// but only to an abort command, which the caller knows of. No drive was asked whether it did them.
 pub(super) fn is_queue_gone(raw: u16) -> bool {
-    significant(raw) == 0x08 << 1
+    matches!(significant(raw) >> 1, 0x07 | 0x08)
 }
 
 /// The status in the words of the data path.
@@ -44,7 +45,7 @@ mod tests {
         assert_eq!(translate(raw(0, 0x07)), IoStatus::Aborted);
         assert_eq!(translate(raw(0, 0x08)), IoStatus::Aborted);
         assert_eq!(translate(raw(3, 0x71)), IoStatus::Aborted);
-        assert!(is_queue_gone(raw(0, 8)) && !is_queue_gone(raw(0, 7)));
+        assert!(is_queue_gone(raw(0, 8)) && is_queue_gone(raw(0, 7)) && !is_queue_gone(raw(0, 6)));
         assert!(!is_queue_gone(raw(1, 8)));
     }
 }
