@@ -333,6 +333,7 @@ hugepages() {
 
 # hold PATH: a process ($holder) that has it open; let_go ends it.
 hold() {
+    # shellcheck disable=SC2217 # it is to be open, not read
     sleep 1000 <"$1" &
     holder=$!
     # Open under its own name, which the message gives.

@@ -132,11 +132,11 @@ module_missing() {
     local modules
     modprobe -r vfio_pci vfio_iommu_type1 2>/dev/null || true
     [[ ! -e /sys/module/vfio_iommu_type1 ]] || fail "vfio_iommu_type1 cannot be unloaded"
-    modules=$(find "/lib/modules/$(uname -r)/" -name 'vfio_iommu_type1.ko*')
+    modules=$(modinfo --filename vfio_iommu_type1)
     mv "$modules" "$work/hidden"
     refused bind mill0
     says "module vfio_iommu_type1 .*cannot be"
-    says "linux-image-$(uname -r)"
+    says "linux-image-$(</proc/sys/kernel/osrelease)"
     is_home mill0 "$pci"
     mv "$work/hidden" "$modules"
 }
