@@ -1,9 +1,9 @@
 //! The RDMA fabric on a real RDMA device: soft-RoCE in a guest will do
-//! (`scripts/vm --rxe 2 -- TEST-BINARY`). Without a device each test says that it is skipped.
+//! (`tests/guest/rdma.sh`). Without a device the program says that it is skipped.
 
 mod rdma_server;
+mod support;
 
-use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,6 +15,7 @@ use millrace::fabric::{Arrival, Channel, Closed, ConnectConfig};
 use millrace::memory::{Arena, ArenaSpec, Pages, SlotPool, seal};
 use millrace::wire::{Reason, Request, Status};
 use rdma_server::{Options, Server, device_address, fill, wait_until};
+use support::skip;
 use zerocopy::{FromBytes, IntoBytes};
 
 #[global_allocator]
@@ -118,20 +119,17 @@ impl Client {
     }
 }
 
-/// Says so in a way that the test harness does not capture.
-fn skip(why: &str) {
-    let name = std::thread::current().name().unwrap_or("a test").to_owned();
-    let _ = std::io::stderr().write_all(format!("skipped: {name}: {why}\n").as_bytes());
+/// Says once for all tests of this program that they need a device.
+fn skip_all() {
+    static SAID: std::sync::Once = std::sync::Once::new();
+    SAID.call_once(|| skip("rdma_guest", "no RDMA device here; tests/guest/rdma.sh runs it"));
 }
 
 macro_rules! device_or_skip {
     () => {
         match device_address() {
             Some(address) => address,
-            None => {
-                skip("no RDMA device here; run it by scripts/vm --rxe 2");
-                return;
-            }
+            None => return skip_all(),
         }
     };
 }
@@ -224,8 +222,8 @@ fn a_client_that_would_overflow_the_cq_is_refused() {
             Err(e) => break e,
         }
         if clients.len() == 16 {
-            skip("this device's completion queues are too large to be filled");
-            return;
+            const NAME: &str = "a_client_that_would_overflow_the_cq_is_refused";
+            return skip(NAME, "this device's completion queues are too large to be filled");
         }
     };
     assert!(refused.what().contains("as many connections"), "{refused}");

@@ -2,7 +2,8 @@
 # The main job on the kernel's path: eight emulated drives, io_uring, RDMA over soft-RoCE, one
 # worker. Every payload is verified by the client, and ranges are compared with the drives'
 # known contents.
-# vm: --drives 8 --drive-size 64M --fill --rxe 1 --hugepages 160 --timeout 900
+# vm: --kernel 6.1 --drives 8 --drive-size 64M --fill --rxe 1 --hugepages 160 --timeout 900
+# vm: --kernel 6.12 --drives 8 --drive-size 64M --fill --rxe 1 --hugepages 160 --timeout 900
 set -euo pipefail
 source "$(dirname "$0")/lib.bash"
 
@@ -12,6 +13,11 @@ for drive in /dev/nvme?n1; do devices+=(--device "$drive"); done
 
 serve --backend uring --fabric rdma --listen 10.77.0.1:4790 --insecure --hugepages 2m \
     "${devices[@]}"
+
+MILLRACE_TEST_SERVER=$server_address "${MILLRACE_READ_TESTS:?the program of tests/guest_reads.rs}" \
+    --nocapture >"$out/reads" 2>&1 || { cat "$out/reads"; fail "contents"; }
+grep -q ' are right' "$out/reads" || fail "contents were not compared"
+ok "contents: $(grep ' are right' "$out/reads")"
 
 for depth in 1 2 4 8 16 32 64; do
     bench --io-size 1MiB --depth "$depth" --duration 1s --warmup 200ms --rounds 1 --verify \

@@ -192,7 +192,9 @@ pub fn disk_dir() -> tempfile::TempDir {
 /// Says that a test cannot run here and why: on standard error, and in the file that
 /// `MILLRACE_SKIPS` names, from which `scripts/test` makes its summary.
 pub fn skip(test: &str, why: &str) {
-    eprintln!("skipped: {test}: {why}");
+    // Not by eprintln, which the test harness captures.
+    let text = format!("skipped: {test}: {why}\n");
+    std::io::stderr().write_all(text.as_bytes()).expect("standard error can be written");
     if let Some(path) = std::env::var_os("MILLRACE_SKIPS") {
         let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
         writeln!(file.expect("the list of skips"), "{test}: {why}").expect("it can be written");

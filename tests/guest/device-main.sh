@@ -1,28 +1,11 @@
 #!/bin/bash
 # Moves real (emulated) drives between nvme and vfio-pci, and shows that everything that speaks
-# against a move leaves the drive where it was and names the way out. Runs inside the guest:
-#
-#   scripts/vm --timeout 1200 --drives 2 -- tests/guest/device.sh main
-#   scripts/vm --no-iommu -- tests/guest/device.sh no-iommu
-#   scripts/vm --append lockdown=integrity -- tests/guest/device.sh lockdown
-#   scripts/vm GROUP -- tests/guest/device.sh group     (GROUP: see docs/DEVICES.md)
-#
-# Arguments: the set of cases (or the names of some, with commas), and the binary
-# (target/debug/millrace: the crash cases need a debug build, whose MILLRACE_CRASH_AFTER aborts the
-# program after a step). Each case prints `ok NAME`; the first that fails ends the run. The last
-# line is `DEVICE-GUEST PASSED n`.
+# against a move leaves the drive where it was and names the way out.
+# vm: --drives 2 --timeout 900
+# shellcheck disable=SC2154 # value is set by find_*
 set -euo pipefail
-
-here=$(dirname "$(readlink -f "$0")")
-root=$(dirname "$(dirname "$here")")
-cases=${1:-main}
-millrace=${2:-$root/target/debug/millrace}
-work=$(mktemp -d)
-journal=$work/journal.json
-passed=0
-
-# shellcheck source=tests/guest/device-lib.sh
-. "$here/device-lib.sh"
+# shellcheck source=tests/guest/device.bash
+. "$(dirname "$0")/device.bash"
 
 round_trip() {
     succeeds bind --dry-run mill0
@@ -31,7 +14,7 @@ round_trip() {
     succeeds bind mill0
     is_away "$pci"
     opens "$pci"
-    ! disk_of mill0 || fail "mill0 still has a block device"
+    ! find_disk mill0 || fail "mill0 still has a block device"
     succeeds list
     says "$pci +mill0 .* 256MiB +vfio-pci"
     says "serial, model and size are the journal's"
@@ -52,7 +35,8 @@ round_trip() {
     succeeds bind "$pci"
     succeeds unbind --all
     is_home mill0 "$pci"
-    succeeds bind "/dev/$(disk_of mill0)"
+    find_disk mill0
+    succeeds bind "/dev/$value"
     succeeds unbind mill0
     is_home mill0 "$pci"
     device unbind
@@ -60,7 +44,6 @@ round_trip() {
     device bind no-such-drive
     ((code == 1)) || fail "bind of no such drive: code $code"
     says 'no NVMe drive "no-such-drive"'
-    ok round-trip
 }
 
 data() {
@@ -75,8 +58,8 @@ data() {
     is_away "$pci"
     succeeds restore
     is_home mill0 "$pci"
-    e2fsck -fn "/dev/$(disk_of mill0)" >"$work/out" 2>&1 || fail "the file system suffered"
-    ok data-and-wrong-serial
+    find_disk mill0
+    e2fsck -fn "/dev/$value" >"$work/out" 2>&1 || fail "the file system suffered"
 }
 
 mounted() {
@@ -88,7 +71,6 @@ mounted() {
     says "mounted at /mnt"
     umount /mnt
     is_home mill0 "$pci"
-    ok mounted
     # In a mount namespace of its own, which no table here shows.
     unshare --mount --propagation private sh -c \
         "mount $disk /mnt; touch $work/up; until [ -e $work/down ]; do sleep 0.2; done" &
@@ -98,11 +80,17 @@ mounted() {
     touch "$work/down"
     wait
     is_home mill0 "$pci"
-    ok mounted-elsewhere
+}
+
+blank() {
+    # Both ends, where signatures are.
+    dd if=/dev/zero of="$disk" bs=1M count=4 conv=fsync status=none
+    dd if=/dev/zero of="$disk" bs=1M seek=252 count=4 conv=fsync status=none
+    blockdev --rereadpt "$disk" || true
 }
 
 partition() {
-    blank mill0
+    blank
     # A table with one Linux partition of 100 MiB from sector 2048 on.
     printf '\0\0\0\0\x83\0\0\0\0\x08\0\0\0\x20\x03\0' |
         dd of="$disk" bs=1 seek=446 conv=notrunc status=none
@@ -121,9 +109,9 @@ partition() {
     is_home mill0 "$pci"
     succeeds bind mill0 --yes-i-mean mill0
     succeeds restore
-    [[ -e /dev/$(disk_of mill0)p1 ]] || fail "the partition did not come back"
-    ok partition
-    blank mill0
+    find_disk mill0
+    [[ -e /dev/${value}p1 ]] || fail "the partition did not come back"
+    blank
 }
 
 swap() {
@@ -136,8 +124,7 @@ swap() {
     refused bind mill0
     says "swap on $disk"
     is_home mill0 "$pci"
-    ok swap
-    blank mill0
+    blank
 }
 
 lvm_member() {
@@ -156,9 +143,8 @@ lvm_member() {
     refused bind mill0
     says "LVM2 member on $disk"
     is_home mill0 "$pci"
-    ok lvm-member
     lvm vgremove -qf --config "$config" my-group >/dev/null
-    blank mill0
+    blank
 }
 
 md_member() {
@@ -175,8 +161,7 @@ md_member() {
         refused bind mill0
         says "md member.* on $disk"
         is_home mill0 "$pci"
-        blank mill0
-        ok "md-member-$version"
+        blank
     done
 }
 
@@ -188,12 +173,13 @@ loop_device() {
     says "losetup --detach /dev/loop0"
     losetup --detach /dev/loop0
     is_home mill0 "$pci"
-    ok loop-device
 }
 
 open_by_process() {
     local path
-    for path in "$disk" "/dev/$(basename "$(readlink -f "/sys/block/${disk#/dev/}/device")")"; do
+    # The block device and the controller's character device.
+    find_end "/sys/block/${disk#/dev/}/device"
+    for path in "$disk" "/dev/$value"; do
         hold "$path"
         refused bind mill0
         says "$path is open by PID $holder \(sleep\)"
@@ -201,13 +187,13 @@ open_by_process() {
         let_go
         is_home mill0 "$pci"
     done
-    ok open-by-process
 }
 
 busy_group() {
     succeeds bind mill0
     local node
-    node=/dev/vfio/$(group_of "$pci")
+    find_group "$pci"
+    node=/dev/vfio/$value
     hold "$node"
     refused restore
     says "$node is open by PID $holder \(sleep\)"
@@ -216,7 +202,6 @@ busy_group() {
     let_go
     succeeds restore
     is_home mill0 "$pci"
-    ok busy-group
 }
 
 locked_journal() {
@@ -226,15 +211,13 @@ locked_journal() {
     says "locked by another millrace process"
     exec 8>&-
     is_home mill0 "$pci"
-    ok locked-journal
 }
 
 crash() {
     local step
     for step in journal override unbind probe verify clear; do
-        MILLRACE_CRASH_AFTER=$step device bind mill0 2>/dev/null
-        ((code == 134)) || fail "no crash after $step, code $code"
-        grep -q "\"$pci\"" "$journal" || fail "after a crash at $step the journal lacks $pci"
+        crashes "$step" bind mill0
+        in_journal "$pci" || fail "after a crash at $step the journal lacks $pci"
         succeeds list
         says "$pci +mill0"
         if [[ $step == unbind ]]; then
@@ -243,15 +226,12 @@ crash() {
         fi
         succeeds restore
         is_home mill0 "$pci"
-        ok "crash-after-$step"
     done
     for step in override unbind probe verify clear; do
         succeeds bind mill0
-        MILLRACE_CRASH_AFTER=$step device restore 2>/dev/null
-        ((code == 134)) || fail "no crash of restore after $step, code $code"
+        crashes "$step" restore
         succeeds restore
         is_home mill0 "$pci"
-        ok "crash-of-restore-after-$step"
     done
 }
 
@@ -263,17 +243,16 @@ failing_midway() {
     says "did not attach to vfio-pci"
     umount "/sys/bus/pci/devices/$pci/driver_override"
     is_home mill0 "$pci"
-    ok failing-midway
     # Swallows the probe, so that the way back is barred as well: the journal knows.
     mount --bind /dev/null /sys/bus/pci/drivers_probe
     refused bind mill0
     says "nor be put back"
     says "millrace device restore $pci"
-    [[ $(driver_of "$pci") == none ]] || fail "expected no driver"
+    find_end "/sys/bus/pci/devices/$pci/driver"
+    [[ $value == none ]] || fail "expected no driver"
     umount /sys/bus/pci/drivers_probe
     succeeds restore
     is_home mill0 "$pci"
-    ok failing-both-ways
 }
 
 leftover_override() {
@@ -283,7 +262,8 @@ leftover_override() {
     says "driver_override says pci-stub"
     refused bind mill0
     says "driver_override says pci-stub"
-    [[ $(driver_of "$pci") == nvme ]] || fail "moved all the same"
+    find_end "/sys/bus/pci/devices/$pci/driver"
+    [[ $value == nvme ]] || fail "moved all the same"
     succeeds restore "$pci"
     is_home mill0 "$pci"
     # Another tool's bind that got no further than this.
@@ -300,7 +280,6 @@ leftover_override() {
     is_away "$pci"
     succeeds restore
     is_home mill0 "$pci"
-    ok leftover-override
 }
 
 foreign_bind() {
@@ -311,15 +290,16 @@ foreign_bind() {
     succeeds list
     says "$pci: was not bound by millrace"
     succeeds restore
-    [[ $(driver_of "$pci") == vfio-pci ]] || fail "restore touched a drive that was not named"
+    find_end "/sys/bus/pci/devices/$pci/driver"
+    [[ $value == vfio-pci ]] || fail "restore touched a drive that was not named"
     succeeds restore "$pci"
     is_home mill0 "$pci"
-    ok foreign-bind
 }
 
 several() {
     local second
-    second=$(pci_of mill1)
+    find_pci mill1
+    second=$value
     succeeds bind mill0 mill1
     is_away "$pci"
     is_away "$second"
@@ -327,12 +307,12 @@ several() {
     is_home mill0 "$pci"
     is_home mill1 "$second"
     # One that is in use keeps all of them.
-    hold "/dev/$(disk_of mill1)"
+    find_disk mill1
+    hold "/dev/$value"
     refused bind mill0 mill1
     let_go
     is_home mill0 "$pci"
     is_home mill1 "$second"
-    ok several
 }
 
 hugepages() {
@@ -349,111 +329,26 @@ hugepages() {
     says "granted [0-9]+ of [0-9]+ further hugepages"
     says "hugepagesz=2M"
     is_home mill0 "$pci"
-    ok hugepages
 }
 
-# First of all cases, as long as no module of VFIO is loaded.
-module_missing() {
-    local modules
-    modprobe -r vfio_pci vfio_iommu_type1 2>/dev/null || true
-    [[ ! -e /sys/module/vfio_iommu_type1 ]] || fail "vfio_iommu_type1 cannot be unloaded"
-    modules=$(find "/lib/modules/$(uname -r)/" -name 'vfio_iommu_type1.ko*')
-    mv "$modules" "$work/hidden"
-    refused bind mill0
-    says "module vfio_iommu_type1 .*cannot be"
-    says "linux-image-$(uname -r)"
-    is_home mill0 "$pci"
-    mv "$work/hidden" "$modules"
-    ok module-missing
+# hold PATH: a process ($holder) that has it open; let_go ends it.
+hold() {
+    # shellcheck disable=SC2217 # it is to be open, not read
+    sleep 1000 <"$1" &
+    holder=$!
+    # Open under its own name, which the message gives.
+    until [[ $(<"/proc/$holder/comm") == sleep ]]; do sleep 0.1; done
+}
+let_go() {
+    kill "$holder"
+    wait "$holder" || true
 }
 
-group_not_viable() {
-    local other
-    pci=$(pci_of group0)
-    other=$(pci_of group1)
-    [[ $(group_of "$pci") == "$(group_of "$other")" ]] || fail "the drives do not share a group"
-    refused bind group0
-    says "IOMMU group [0-9]+ is not viable: its member $other \(class 010802\) has the driver nvme"
-    says "millrace device bind $pci $other"
-    is_home group0 "$pci"
-    succeeds list
-    says "shares its IOMMU group with $other"
-    succeeds bind group0 group1
-    is_away "$pci"
-    is_away "$other"
-    succeeds restore
-    is_home group0 "$pci"
-    is_home group1 "$other"
-    ok group-not-viable
-}
-
-iommu_off() {
-    refused bind mill0
-    says "the IOMMU is off"
-    says "intel_iommu=on|firmware"
-    is_home mill0 "$pci"
-    ok iommu-off
-    if modprobe vfio enable_unsafe_noiommu_mode=1 2>"$work/out" &&
-        [[ $(cat /sys/module/vfio/parameters/enable_unsafe_noiommu_mode) == Y ]]; then
-        refused bind mill0
-        says "no-IOMMU mode"
-        is_home mill0 "$pci"
-        ok noiommu
-    else
-        echo "skipped noiommu: this kernel has no CONFIG_VFIO_NOIOMMU"
-    fi
-}
-
-lockdown() {
-    grep -q '\[integrity\]\|\[confidentiality\]' /sys/kernel/security/lockdown ||
-        fail "no lockdown"
-    module_missing
-    says "under kernel lockdown"
-    succeeds bind mill0
-    says "lockdown is in force"
-    is_away "$pci"
-    opens "$pci"
-    succeeds restore
-    is_home mill0 "$pci"
-    ok lockdown
-}
-
-if [[ $cases != group ]]; then
-    pci=$(pci_of mill0) || fail "no drive mill0"
-    disk=/dev/$(disk_of mill0)
-fi
-case $cases in
-main)
-    module_missing
-    round_trip
-    data
-    mounted
-    partition
-    swap
-    lvm_member
-    md_member
-    loop_device
-    open_by_process
-    busy_group
-    locked_journal
-    crash
-    failing_midway
-    leftover_override
-    foreign_bind
-    several
-    hugepages
-    ;;
-group) group_not_viable ;;
-no-iommu) iommu_off ;;
-lockdown)
-    mountpoint -q /sys/kernel/security || mount -t securityfs securityfs /sys/kernel/security
-    lockdown
-    ;;
-*)
-    for one in ${cases//,/ }; do
-        declare -F "$one" >/dev/null || fail "no such case: $one"
-        "$one"
-    done
-    ;;
-esac
-echo "DEVICE-GUEST PASSED $passed"
+find_pci mill0
+pci=$value
+find_disk mill0
+disk=/dev/$value
+cases module_missing round_trip data mounted partition swap lvm_member md_member loop_device \
+    open_by_process busy_group locked_journal crash failing_midway leftover_override \
+    foreign_bind several hugepages
+passed
