@@ -1,70 +1,73 @@
 //! What every fabric must do, run on each that this machine has.
 
 mod fabric;
+mod support;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use fabric::{
-    CREDITS, Client, Fabric, Manner, PATIENCE, SLOT, SLOTS, Server, connect_config, endpoint_config,
+    CREDITS, Client, Fabric, Manner, PATIENCE, Rdma, SLOT, SLOTS, Server, Tcp, connect_config,
+    endpoint_config,
 };
+use millrace::Error;
 use millrace::error::Kind;
-use millrace::fabric::tcp::{TcpChannel, TcpListener, TcpOptions};
 use millrace::fabric::{Channel, Closed, ConnectConfig};
-use millrace::memory::{SlotPool, seal};
-use millrace::{Error, Result};
+use millrace::memory::seal;
 
 #[global_allocator]
 static ALLOCATOR: seal::CountingAllocator = seal::CountingAllocator;
 
-struct Tcp;
-
-impl Fabric for Tcp {
-    type Listener = TcpListener;
-    type Channel = TcpChannel;
-
-    fn listen() -> Result<TcpListener> {
-        TcpListener::bind("127.0.0.1:0".parse().unwrap(), TcpOptions::default())
-    }
-
-    fn connect(to: SocketAddr, config: &ConnectConfig, _: &SlotPool) -> Result<TcpChannel> {
-        TcpChannel::connect(to, config)
-    }
-}
-
 /// Each function of [`contract`] becomes one test per fabric.
 macro_rules! contract_tests {
-    ($module:ident, $fabric:ty, [$($name:ident),* $(,)?]) => {
-        mod $module {
+    ($($name:ident),* $(,)?) => {
+        mod tcp {
             $(#[test]
             fn $name() {
-                super::contract::$name::<$fabric>();
+                super::contract::$name::<super::Tcp>();
+            })*
+        }
+
+        mod rdma {
+            $(#[test]
+            fn $name() {
+                if super::rdma_is_here() {
+                    super::contract::$name::<super::Rdma>();
+                }
             })*
         }
     };
 }
 
 contract_tests!(
-    tcp,
-    super::Tcp,
-    [
-        data_is_right_at_every_size,
-        answers_may_come_in_any_order,
-        error_records_carry_no_payload,
-        credits_bound_the_client,
-        places_are_reused_with_new_generations,
-        tokens_are_checked,
-        a_full_server_says_so,
-        a_server_that_drains_refuses_new_ones,
-        the_server_can_close,
-        killed_clients_cost_no_slot_and_hurt_nobody,
-        unanswered_requests_come_back_to_the_client,
-        a_server_dropped_in_flight_ends_its_clients,
-        many_connections_are_all_served,
-        steady_state_allocates_nothing,
-    ]
+    data_is_right_at_every_size,
+    answers_may_come_in_any_order,
+    error_records_carry_no_payload,
+    credits_bound_the_client,
+    places_are_reused_with_new_generations,
+    tokens_are_checked,
+    a_full_server_says_so,
+    a_server_that_drains_refuses_new_ones,
+    the_server_can_close,
+    killed_clients_cost_no_slot_and_hurt_nobody,
+    unanswered_requests_come_back_to_the_client,
+    a_server_dropped_in_flight_ends_its_clients,
+    many_connections_are_all_served,
+    steady_state_allocates_nothing,
 );
+
+/// Says once for the whole program if it is not.
+fn rdma_is_here() -> bool {
+    static HERE: LazyLock<bool> = LazyLock::new(|| {
+        let here = fabric::rdma_address().is_some();
+        if !here {
+            support::skip("fabric_contract rdma", "no RDMA device; scripts/vm --rxe 1 has one");
+        }
+        here
+    });
+    *HERE
+}
 
 mod contract {
     use super::*;

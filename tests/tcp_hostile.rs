@@ -7,31 +7,16 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use fabric::{
-    CREDITS, Client, Fabric, Manner, PATIENCE, SLOT, SLOTS, Server, connect_config, endpoint_config,
+    CREDITS, Client, Fabric, Manner, PATIENCE, SLOT, SLOTS, Server, Tcp, connect_config,
+    endpoint_config,
 };
+use millrace::Error;
 use millrace::error::Kind;
 use millrace::fabric::handshake::ClientHandshake;
 use millrace::fabric::tcp::{TcpChannel, TcpListener, TcpOptions};
 use millrace::fabric::{Channel, Closed, ConnectConfig, Listener};
-use millrace::memory::SlotPool;
 use millrace::wire::{Completion, Reason, Reject, Request, Status};
-use millrace::{Error, Result};
 use zerocopy::IntoBytes;
-
-struct Tcp;
-
-impl Fabric for Tcp {
-    type Listener = TcpListener;
-    type Channel = TcpChannel;
-
-    fn listen() -> Result<TcpListener> {
-        TcpListener::bind("127.0.0.1:0".parse().unwrap(), TcpOptions::default())
-    }
-
-    fn connect(to: SocketAddr, config: &ConnectConfig, _: &SlotPool) -> Result<TcpChannel> {
-        TcpChannel::connect(to, config)
-    }
-}
 
 fn raw(to: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(to).unwrap();

@@ -14,6 +14,7 @@
 
 pub mod address;
 pub mod handshake;
+mod ids;
 pub mod rdma;
 pub mod tcp;
 
@@ -81,6 +82,20 @@ pub struct Response {
     pub record: wire::Completion,
     /// The caller's own word; it comes back in [`Event::Sent`].
     pub tag: u64,
+}
+
+impl Response {
+    /// # Panics
+    ///
+    /// If its parts disagree, or if it answers none of the requests in flight: either would make
+    /// nonsense of everything that follows on its connection. `queued` answers wait already.
+    fn check(&self, ids: &ids::IdTable<()>, queued: usize) {
+        assert_eq!(self.len, self.record.length.get(), "the record announces the payload");
+        let room = self.slot.as_ref().map_or(0, Slot::size);
+        assert!(self.len as usize <= room, "{} bytes of a slot of {room}", self.len);
+        assert!(ids.contains(self.record.id.get()), "an answer to no request");
+        assert!(queued < ids.len(), "a second answer to one request");
+    }
 }
 
 /// Why a connection ended.

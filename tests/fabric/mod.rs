@@ -4,17 +4,20 @@
 #![allow(dead_code)]
 
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use millrace::Result;
+use millrace::fabric::rdma::{RdmaChannel, RdmaConfig, RdmaListener, device};
+use millrace::fabric::tcp::{TcpChannel, TcpListener, TcpOptions};
 use millrace::fabric::{
     Arrival, Channel, Closed, ConnId, ConnectConfig, Endpoint, EndpointConfig, Event, Listener,
     Response,
 };
+use millrace::host::Root;
 use millrace::memory::{Arena, ArenaSpec, Pages, Slot, SlotPool, seal};
 use millrace::wire::{CheckMode, Completion, OpCode, Request, Status, Welcome};
 
@@ -25,6 +28,45 @@ pub trait Fabric: Send + Sync + 'static {
 
     fn listen() -> Result<Self::Listener>;
     fn connect(to: SocketAddr, config: &ConnectConfig, pool: &SlotPool) -> Result<Self::Channel>;
+}
+
+/// TCP over loopback.
+pub struct Tcp;
+
+impl Fabric for Tcp {
+    type Listener = TcpListener;
+    type Channel = TcpChannel;
+
+    fn listen() -> Result<TcpListener> {
+        TcpListener::bind("127.0.0.1:0".parse().unwrap(), TcpOptions::default())
+    }
+
+    fn connect(to: SocketAddr, config: &ConnectConfig, _: &SlotPool) -> Result<TcpChannel> {
+        TcpChannel::connect(to, config)
+    }
+}
+
+/// RDMA on the first device, from an address to the same.
+pub struct Rdma;
+
+impl Fabric for Rdma {
+    type Listener = RdmaListener;
+    type Channel = RdmaChannel;
+
+    fn listen() -> Result<RdmaListener> {
+        RdmaListener::bind(SocketAddr::new(rdma_address().expect("an RDMA device"), 0))
+    }
+
+    fn connect(to: SocketAddr, config: &ConnectConfig, pool: &SlotPool) -> Result<RdmaChannel> {
+        RdmaChannel::connect(to, config, RdmaConfig::default(), pool.arena())
+    }
+}
+
+/// An IPv4 address of the first RDMA device that has one.
+pub fn rdma_address() -> Option<IpAddr> {
+    let devices = device::list(&Root::system()).unwrap();
+    let gids = devices.iter().flat_map(|d| &d.ports).flat_map(|port| &port.gids);
+    gids.map(device::Gid::ip).find(IpAddr::is_ipv4)
 }
 
 pub const SLOT: usize = 64 << 10;

@@ -1,6 +1,5 @@
 //! The client's side of one connection.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,6 +15,7 @@ use super::qp::{Chain, Qp};
 use super::sizing::client_sends;
 use crate::error::{Context as _, Error, Kind, Result};
 use crate::fabric::handshake::{ClientHandshake, Message};
+use crate::fabric::ids::IdTable;
 use crate::fabric::{Arrival, Channel, ConnectConfig};
 use crate::limits::{MESSAGE_SIZE, POLL_BUDGET};
 use crate::memory::{Arena, Lent, Slot};
@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
 struct Pending {
-    id: u64,
+    entry: u16,
     slot: Lent,
     length: u32,
 }
@@ -46,10 +46,10 @@ pub struct RdmaChannel {
     dead: bool,
     chain: Chain,
     wcs: [Wc; POLL_BUDGET],
-    /// Requests in flight, by entry, and where to find them by id.
-    pending: Vec<Option<Pending>>,
+    /// Requests in flight, by id.
+    pending: IdTable<Pending>,
+    /// Places of request messages that are free.
     free: Vec<u16>,
-    by_id: HashMap<u64, u16>,
     /// Sends since the last signalled one, and those not known to be completed.
     unsignalled: u16,
     unfinished: u32,
@@ -67,7 +67,7 @@ impl std::fmt::Debug for RdmaChannel {
         f.debug_struct("RdmaChannel")
             .field("peer", &self.peer)
             .field("credits", &self.credits)
-            .field("in_flight", &self.by_id.len())
+            .field("in_flight", &self.pending.len())
             .finish_non_exhaustive()
     }
 }
@@ -111,9 +111,8 @@ impl RdmaChannel {
             dead: false,
             chain: Chain::new(usize::from(credits) + 1),
             wcs: completions(),
-            pending: (0..credits).map(|_| None).collect(),
+            pending: IdTable::new(credits.into()),
             free: (0..credits).rev().collect(),
-            by_id: HashMap::with_capacity(2 * usize::from(credits)),
             unsignalled: 0,
             unfinished: 0,
             next_look: Instant::now(),
@@ -220,21 +219,20 @@ impl RdmaChannel {
         let record =
             Completion::parse(message).map_err(|reason| self.broken(reason.to_string()))?;
         let id = record.id.get();
-        let Some(entry) = self.by_id.get(&id).copied() else {
+        let Some(asked) = self.pending.get(id).map(|pending| pending.length) else {
             return Err(self.broken(format!("an answer to {id}, which was not asked")));
         };
-        let asked = self.pending[usize::from(entry)].as_ref().map_or(0, |p| p.length);
         let announced = record.length.get();
         if announced > asked {
             let what = format!("{announced} bytes for request {id}, which asked for {asked}");
             return Err(self.broken(what));
         }
-        self.by_id.remove(&id);
-        self.free.push(entry);
-        let pending = self.pending[usize::from(entry)].take();
-        // SAFETY: the record has arrived, and the payload's WRITE was before it on the same
-        // connection, which delivers in order: nothing writes to the slot any more.
-        let slot = pending.map(|pending| unsafe { pending.slot.reclaim() });
+        let slot = self.pending.remove(id).map(|pending| {
+            self.free.push(pending.entry);
+            // SAFETY: the record has arrived, and the payload's WRITE was before it on the same
+            // connection, which delivers in order: nothing writes to the slot any more.
+            unsafe { pending.slot.reclaim() }
+        });
         Ok(Arrival { slot, record })
     }
 
@@ -269,7 +267,7 @@ impl Channel for RdmaChannel {
         let Some(qp) = self.qp.as_ref().filter(|_| !full && !self.dead) else { return Err(slot) };
         let (id, length) = (request.id.get(), request.length.get());
         assert!(length as usize <= slot.size(), "{length} bytes into a slot of {}", slot.size());
-        assert!(!self.by_id.contains_key(&id), "request {id} is in flight already");
+        assert!(!self.pending.contains(id), "request {id} is in flight already");
         let slot = slot.lend();
         assert!(self.mr.contains(slot.addr(), slot.size()), "a slot of another arena");
         request.remote_addr = (slot.addr() as u64).into();
@@ -287,8 +285,7 @@ impl Channel for RdmaChannel {
             self.unsignalled = 0;
         }
         self.unfinished += 1;
-        self.by_id.insert(id, entry);
-        self.pending[usize::from(entry)] = Some(Pending { id, slot, length });
+        self.pending.insert(id, Pending { entry, slot, length });
         Ok(())
     }
 
@@ -330,13 +327,12 @@ impl Channel for RdmaChannel {
                 Err(e) => log::warn!("cannot destroy a queue pair, its slots are leaked: {e}"),
             }
         }
-        self.by_id.clear();
-        let give_back = |Pending { id, slot, .. }: Pending| {
+        let give_back = |(id, Pending { slot, .. }): (u64, Pending)| {
             // SAFETY: the QP is destroyed, and no other QP is in the key's protection domain:
             // nothing can write to the slot any more.
             (id, gone.then(|| unsafe { slot.reclaim() }))
         };
-        self.pending.iter_mut().filter_map(Option::take).map(give_back).collect()
+        self.pending.drain().map(give_back).collect()
     }
 
     fn welcome(&self) -> &Welcome {
@@ -344,7 +340,7 @@ impl Channel for RdmaChannel {
     }
 
     fn in_flight(&self) -> u32 {
-        self.by_id.len() as u32
+        self.pending.len() as u32
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::qp::Qp;
 use super::sizing::{HANDSHAKE_SENDS, receives};
 use crate::fabric::handshake::ServerHandshake;
+use crate::fabric::ids::IdTable;
 use crate::fabric::{Closed, ConnId, Response};
 use crate::limits::MAX_CONNECTIONS;
 use crate::memory::Lent;
@@ -105,8 +106,9 @@ pub(super) struct Conn {
     pub receives: u32,
     /// Signalled sends that the hardware has.
     pub sends: u32,
-    /// Requests received and not answered: above `credits` is a breach.
-    pub in_service: u32,
+    /// Requests received and not answered. An id leaves with its record's post: the client may
+    /// use it again, and its credit, from when it has the record.
+    pub ids: IdTable<()>,
     /// Answers that the hardware has, by entry.
     pub sending: Vec<Option<Sending>>,
     /// Entries of `sending` that are free.

@@ -23,6 +23,7 @@ use super::qp::{Qp, QpSpec};
 use super::sizing::{receives, server_completions, server_sends};
 use crate::error::{Context as _, Error, Kind, Result};
 use crate::fabric::handshake::{ServerHandshake, nonce};
+use crate::fabric::ids::IdTable;
 use crate::fabric::{ConnId, EndpointConfig};
 use crate::wire::{Reason, Reject};
 
@@ -421,7 +422,7 @@ impl Control {
             messages: conn_id.index as usize * messages_per_conn(config.credits),
             receives: 0,
             sends: 0,
-            in_service: 0,
+            ids: IdTable::new(credits.into()),
             sending: (0..credits).map(|_| None).collect(),
             free: (0..credits).rev().collect(),
             pending: VecDeque::with_capacity(credits.into()),

@@ -293,10 +293,8 @@ impl RdmaEndpoint {
 
     fn on_request(&mut self, id: ConnId, entry: u16, request: Request) -> Result<(), Closed> {
         let Some(conn) = self.conn(id) else { return Ok(()) };
-        conn.in_service += 1;
-        if conn.in_service > u32::from(conn.credits) {
-            return Err(Closed::Protocol(Reason::Credits));
-        }
+        let credits = conn.credits.into();
+        conn.ids.admit(request.id.get(), credits).map_err(Closed::Protocol)?;
         conn.post_receive(entry).map_err(|_| Closed::Transport)?;
         self.backlog.push_back(Event::Request(id, request));
         Ok(())
@@ -350,6 +348,7 @@ impl Endpoint for RdmaEndpoint {
         self.in_flight += 1;
         match self.conn(conn) {
             Some(found) if found.phase == Phase::Open => {
+                response.check(&found.ids, found.pending.len());
                 found.pending.push_back(response);
                 self.mark_dirty(conn.index);
             }

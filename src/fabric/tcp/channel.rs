@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use zerocopy::IntoBytes;
 
-use super::ids::IdTable;
 use super::inbound::{Fault, Inbound, Pending};
 use super::{configure, is_not_now};
 use crate::error::{Context, Error, Kind, Result};
 use crate::fabric::handshake::{ClientHandshake, Message};
+use crate::fabric::ids::IdTable;
 use crate::fabric::{Arrival, Channel, ConnectConfig};
 use crate::limits::MESSAGE_SIZE;
 use crate::memory::Slot;

@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use zerocopy::IntoBytes;
 
-use super::ids::IdTable;
 use super::{first_message, is_not_now};
 use crate::fabric::handshake::{Message, ServerHandshake};
+use crate::fabric::ids::IdTable;
 use crate::fabric::{Closed, Response};
 use crate::limits::MESSAGE_SIZE;
 use crate::wire::{Reason, Reject, Request};
@@ -166,13 +166,7 @@ impl Connection {
     /// Judges a message as a request and notes its id.
     pub(super) fn admit(&mut self, message: &Message) -> Result<Request, Closed> {
         let request = Request::parse(message).map_err(Closed::Protocol)?;
-        if self.ids.contains(request.id.get()) {
-            return Err(Closed::Protocol(Reason::Replay));
-        }
-        if self.ids.len() >= self.credits {
-            return Err(Closed::Protocol(Reason::Credits));
-        }
-        self.ids.insert(request.id.get(), ());
+        self.ids.admit(request.id.get(), self.credits).map_err(Closed::Protocol)?;
         Ok(request)
     }
 
@@ -180,13 +174,9 @@ impl Connection {
     ///
     /// # Panics
     ///
-    /// If it answers no request in flight, or if its parts disagree: either would make nonsense
-    /// of everything that follows on this connection.
+    /// If it answers no request in flight, or if its parts disagree.
     pub(super) fn queue(&mut self, response: Response) {
-        assert_eq!(response.len, response.record.length.get(), "the record announces the payload");
-        assert!(response.len == 0 || response.slot.is_some(), "a payload without a slot");
-        assert!(self.ids.contains(response.record.id.get()), "an answer to no request");
-        assert!(self.queue.len() < self.ids.len(), "a second answer to one request");
+        response.check(&self.ids, self.queue.len());
         self.queue.push_back(response);
     }
 

@@ -2,9 +2,9 @@
 
 use std::io::{IoSliceMut, Read};
 
-use super::ids::IdTable;
 use super::{first_message, is_not_now};
 use crate::fabric::Arrival;
+use crate::fabric::ids::IdTable;
 use crate::limits::MESSAGE_SIZE;
 use crate::memory::Slot;
 use crate::wire::{Completion, Reason};

@@ -19,7 +19,6 @@
 mod channel;
 mod connection;
 mod endpoint;
-mod ids;
 mod inbound;
 mod listener;
 

@@ -1,11 +1,13 @@
 //! A table of request ids in flight, sized once.
 
+use crate::wire::Reason;
+
 /// Open addressing with linear probing; deletion closes the gap, so there are no tombstones.
 ///
 /// A peer chooses the ids, so it could make all of them collide. Then a look-up costs as many
 /// steps as there are ids, which the credits bound.
 #[derive(Debug)]
-pub(super) struct IdTable<V> {
+pub(in crate::fabric) struct IdTable<V> {
     places: Box<[Option<(u64, V)>]>,
     /// Places in use: a power of two, and the shift that maps a hash to one of them.
     size: usize,
@@ -15,7 +17,7 @@ pub(super) struct IdTable<V> {
 
 impl<V> IdTable<V> {
     /// Room for `capacity` ids, at most half full so that probes stay short.
-    pub(super) fn new(capacity: usize) -> Self {
+    pub(in crate::fabric) fn new(capacity: usize) -> Self {
         let size = size_for(capacity);
         let places = std::iter::repeat_with(|| None).take(size).collect();
         Self { places, size, shift: 64 - size.trailing_zeros(), len: 0 }
@@ -23,14 +25,14 @@ impl<V> IdTable<V> {
 
     /// Empties the table and uses no more of it than `capacity` ids need, so that a connection of
     /// few credits touches few cache lines.
-    pub(super) fn reset(&mut self, capacity: usize) {
+    pub(in crate::fabric) fn reset(&mut self, capacity: usize) {
         self.drain().for_each(drop);
         self.size = size_for(capacity).min(self.places.len());
         self.shift = 64 - self.size.trailing_zeros();
     }
 
     /// Ids in the table.
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::fabric) fn len(&self) -> usize {
         self.len
     }
 
@@ -53,12 +55,12 @@ impl<V> IdTable<V> {
     }
 
     /// What was noted for `id`, if it is in the table.
-    pub(super) fn get(&self, id: u64) -> Option<&V> {
+    pub(in crate::fabric) fn get(&self, id: u64) -> Option<&V> {
         self.places[self.find(id)].as_ref().map(|(_, value)| value)
     }
 
     /// True if `id` is in the table.
-    pub(super) fn contains(&self, id: u64) -> bool {
+    pub(in crate::fabric) fn contains(&self, id: u64) -> bool {
         self.get(id).is_some()
     }
 
@@ -67,7 +69,7 @@ impl<V> IdTable<V> {
     /// # Panics
     ///
     /// If the table would be more than half full: the caller counts its credits.
-    pub(super) fn insert(&mut self, id: u64, value: V) -> bool {
+    pub(in crate::fabric) fn insert(&mut self, id: u64, value: V) -> bool {
         let at = self.find(id);
         if self.places[at].is_some() {
             return false;
@@ -79,7 +81,7 @@ impl<V> IdTable<V> {
     }
 
     /// Takes `id` out.
-    pub(super) fn remove(&mut self, id: u64) -> Option<V> {
+    pub(in crate::fabric) fn remove(&mut self, id: u64) -> Option<V> {
         let mut hole = self.find(id);
         let (_, value) = self.places[hole].take()?;
         self.len -= 1;
@@ -98,9 +100,24 @@ impl<V> IdTable<V> {
     }
 
     /// Empties the table.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = (u64, V)> + '_ {
+    pub(in crate::fabric) fn drain(&mut self) -> impl Iterator<Item = (u64, V)> + '_ {
         self.len = 0;
         self.places.iter_mut().filter_map(Option::take)
+    }
+}
+
+impl IdTable<()> {
+    /// Notes a request's id in the server's table, judging it by the protocol's two rules: no id
+    /// twice, and no more of them than `credits`.
+    pub(in crate::fabric) fn admit(&mut self, id: u64, credits: usize) -> Result<(), Reason> {
+        if self.contains(id) {
+            Err(Reason::Replay)
+        } else if self.len >= credits {
+            Err(Reason::Credits)
+        } else {
+            self.insert(id, ());
+            Ok(())
+        }
     }
 }
 
