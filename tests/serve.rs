@@ -302,3 +302,21 @@ fn a_client_that_does_not_read_costs_the_others_nothing() {
         client.read(0, 0, 4096).unwrap();
     }
 }
+
+#[test]
+fn the_thread_of_sqpoll_is_no_free_lunch() {
+    let dir = disk_dir();
+    let path = dir.path().join("drive");
+    seeded_file(&path, 1 << 20);
+    let device = ["local", "--device", path.to_str().unwrap(), "--io-size", "4KiB", "--depth", "1"];
+    let args = [&device[..], &["--sqpoll", "on", "--json", "-"], &QUICK].concat();
+    let (code, json, log) = run(&args);
+    assert_eq!(code, 0, "{log}");
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let summary = &json["summary"];
+    let figure = |name: &str| summary[name].as_f64().unwrap();
+    // Two threads poll without a pause: the one of this program in user space, the kernel's in
+    // the kernel. Without the second, hardly any system time would be counted.
+    let system = figure("cpu_system_ns_per_op") / figure("cpu_ns_per_op");
+    assert!(system > 0.25, "{system:.2} of the CPU time is the kernel's");
+}

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use super::pattern::Pattern;
 use super::target::{Finished, Op, Target};
 use crate::error::{Error, Kind, Result};
-use crate::host::affinity::thread_cpu_ns;
+use crate::host::affinity::process_cpu_ns;
 use crate::stats::{Clock, Latency};
 use crate::wire::Status;
 
@@ -62,7 +62,7 @@ pub struct RoundStats {
     pub late_max_ns: u64,
     /// Open loop: reads that were due before the end and could not be started.
     pub unstarted: u64,
-    /// CPU time of this thread: user and system.
+    /// CPU time of the process: user and system. One thread reads it for all.
     pub cpu_ns: (u64, u64),
 }
 
@@ -146,6 +146,8 @@ pub(super) struct Job<'a, T> {
     pub pattern: Pattern,
     pub load: Load,
     pub clock: Clock,
+    /// Whether this is the thread that reads the CPU time.
+    pub counts_cpu: bool,
     /// Reads that ended well so far: for the progress line.
     pub progress: &'a AtomicU64,
     /// Becomes true when the run is to end early.
@@ -177,13 +179,14 @@ impl<T: Target> Job<'_, T> {
         let mut started = 0u64;
         let mut due = true;
         let mut current = None;
-        let mut cpu = thread_cpu_ns()?;
+        let cpu_now = || if self.counts_cpu { process_cpu_ns() } else { Ok((0, 0)) };
+        let mut cpu = cpu_now()?;
         let mut done = 0u64;
         let mut empty_turns = 0u32;
         loop {
             let round = self.round_at(now);
             if round != current {
-                let cpu_now = thread_cpu_ns()?;
+                let cpu_now = cpu_now()?;
                 if let Some(past) = current {
                     let stats: &mut RoundStats = &mut rounds[past];
                     stats.cpu_ns = (cpu_now.0 - cpu.0, cpu_now.1 - cpu.1);

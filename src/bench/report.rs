@@ -88,8 +88,8 @@ pub struct Summary {
     pub max_slip_ns: Option<u64>,
     /// Mean time by stage.
     pub stages: Stages,
-    /// CPU time of this side's threads per read, in nanoseconds, user and system. Polling threads
-    /// use all of their core, whatever the load.
+    /// CPU time of this process per read, in nanoseconds, user and system, with the kernel's thread
+    /// of an SQPOLL ring. Polling threads use all of their core, whatever the load.
     pub cpu_ns_per_op: f64,
     /// The system part of it.
     pub cpu_system_ns_per_op: f64,

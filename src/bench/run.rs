@@ -144,7 +144,8 @@ pub fn run<T: Target>(
             rounds: options.rounds,
             drain: Clock::nanos(options.drain),
         };
-        Job { target, pattern, load, clock, progress: &counts[number], stop: &stop }.run()
+        let (counts_cpu, progress, stop) = (number == 0, &counts[number], &stop);
+        Job { target, pattern, load, clock, counts_cpu, progress, stop }.run()
     };
 
     let outcomes: Vec<Result<Vec<RoundStats>>> = std::thread::scope(|scope| {

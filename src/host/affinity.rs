@@ -56,14 +56,15 @@ pub fn choose(count: usize) -> Result<Vec<usize>> {
     Ok(cpus)
 }
 
-/// CPU time, user and system, of the calling thread in nanoseconds (getrusage(2)).
-pub fn thread_cpu_ns() -> Result<(u64, u64)> {
+/// CPU time, user and system, of this process in nanoseconds (getrusage(2)): of all its threads,
+/// those that the kernel made for an io_uring among them.
+pub fn process_cpu_ns() -> Result<(u64, u64)> {
     // SAFETY: rusage is plain numbers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel fills in the struct.
-    if unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) } != 0 {
+    if unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) } != 0 {
         return Err(std::io::Error::last_os_error())
-            .context(|| "cannot read the CPU time of a thread".into());
+            .context(|| "cannot read the CPU time of this process".into());
     }
     let nanos = |t: libc::timeval| t.tv_sec as u64 * 1_000_000_000 + t.tv_usec as u64 * 1_000;
     Ok((nanos(usage.ru_utime), nanos(usage.ru_stime)))

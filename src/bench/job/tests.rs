@@ -74,7 +74,8 @@ fn run(fake: &mut Fake, depth: u32, interval: Option<f64>) -> (RoundStats, Round
     let pattern = Pattern::new(&[(1 << 20, 512)], options).unwrap();
     let (progress, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let clock = Clock::start();
-    let job = Job { target: fake, pattern, load, clock, progress: &progress, stop: &stop };
+    let (progress, stop) = (&progress, &stop);
+    let job = Job { target: fake, pattern, load, clock, counts_cpu: true, progress, stop };
     let [round, outside] = job.run().unwrap().try_into().unwrap();
     (round, outside)
 }
