@@ -398,8 +398,8 @@ mod tests {
     fn foreign_memory_is_aligned() {
         let bytes = Box::leak(Box::new([0u64; 1024]));
         // One of both is not aligned to 4096 bytes.
-        for start in 0..2 {
-            let base = NonNull::from(&mut bytes[start]).cast();
+        for word in &mut bytes[..2] {
+            let base = NonNull::from(word).cast();
             // SAFETY: leaked and used by nobody else; 8 bytes are left out at the end.
             drop(unsafe {
                 Arena::from_foreign(base, 8184, 4096, None, String::new(), Box::new(|| ()))
