@@ -100,3 +100,6 @@ impl<C: Channel> Target for RemoteTarget<C> {
         Ok(now)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -373,6 +373,3 @@ fn text(padded: &[u8]) -> String {
     let end = padded.iter().position(|b| *b == 0).unwrap_or(padded.len());
     String::from_utf8_lossy(&padded[..end]).into_owned()
 }
-
-#[cfg(test)]
-mod tests;

@@ -245,8 +245,11 @@ impl Control {
         };
         let side = worker.and_then(|worker| state.workers[worker].as_mut());
         let port = side.map(|side| {
-            side.budget += server_completions(conn.credits);
-            side.places.push(conn.id.index);
+            // A QP that lives on may still write to the place's messages and to the CQ.
+            if destroyed {
+                side.budget += server_completions(conn.credits);
+                side.places.push(conn.id.index);
+            }
             Arc::clone(&side.port)
         });
         (destroyed, port)

@@ -1,7 +1,10 @@
+use std::sync::Arc;
+use std::time::Duration;
+
 use super::*;
-use crate::bench::{Op, RemoteTarget, Target};
-use crate::stats::Clock;
-use crate::wire::Welcome;
+use crate::fabric::Arrival;
+use crate::memory::{Arena, ArenaSpec, Pages, Slot, SlotPool};
+use crate::wire::{CheckMode, Completion, Request, Welcome};
 
 /// A server that leaves out the last block, and says that all is well.
 struct Short {
