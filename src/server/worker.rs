@@ -36,8 +36,8 @@ pub struct WorkerOptions {
 /// Time between two looks at deadlines and at the stop flag, in nanoseconds.
 const TICK_NS: u64 = 10_000_000;
 
-/// Loop turns between two readings of the clock for the tick.
-const TURNS_PER_TICK_CHECK: u32 = 64;
+/// Idle turns between two readings of the clock.
+const TURNS_PER_CLOCK: u32 = 64;
 
 /// Least time between two log lines about failed reads, in nanoseconds: a dead drive under load
 /// fails a hundred thousand requests a second.
@@ -83,7 +83,13 @@ pub struct Worker<Q, E> {
     held: Option<Command>,
     events: Vec<Event>,
     completions: Vec<Completion>,
+    turns: u32,
+    /// The last reading of the clock.
+    now: u64,
+    next_tick: u64,
     stopping: bool,
+    /// When a stopping worker ends with work left.
+    give_up: u64,
     next_report: u64,
     unreported: u64,
 }
@@ -109,7 +115,11 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
             held: None,
             events: Vec::with_capacity(POLL_BUDGET),
             completions: Vec::with_capacity(POLL_BUDGET),
+            turns: 0,
+            now: 0,
+            next_tick: 0,
             stopping: false,
+            give_up: u64::MAX,
             next_report: 0,
             unreported: 0,
             slots,
@@ -131,34 +141,43 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
     }
 
     fn serve(&mut self, stop: &AtomicBool) -> Result<()> {
-        let mut turns = 0u32;
-        let mut next_tick = 0;
-        let mut give_up = u64::MAX;
-        loop {
+        while !self.is_over(stop) {
             self.take_events();
             self.start_reads();
             self.queue.flush()?;
             self.finish_reads();
             self.fabric.flush();
-
-            turns = turns.wrapping_add(1);
-            if turns.is_multiple_of(TURNS_PER_TICK_CHECK) {
-                let now = self.clock.now();
-                if now >= next_tick {
-                    next_tick = now + TICK_NS;
-                    self.expire(now);
-                    self.publish();
-                    if stop.load(Ordering::Relaxed) && !self.stopping {
-                        self.stopping = true;
-                        give_up = now + Clock::nanos(self.options.drain);
-                        self.fabric.refuse_new();
-                    }
-                    if self.stopping && (self.is_idle() || now >= give_up) {
-                        return Ok(());
-                    }
-                }
-            }
         }
+        Ok(())
+    }
+
+    /// Looks up from the work once a tick: at deadlines, counters, and the wish to stop. True once
+    /// the server has stopped and nothing is left to do, or the time for that has passed.
+    fn is_over(&mut self, stop: &AtomicBool) -> bool {
+        self.turns = self.turns.wrapping_add(1);
+        // A turn with work in it has read the clock, and may have taken long; an idle one is so
+        // short that the clock would be most of it.
+        if self.turns.is_multiple_of(TURNS_PER_CLOCK) {
+            self.stamp();
+        }
+        if self.now < self.next_tick {
+            return false;
+        }
+        self.next_tick = self.now + TICK_NS;
+        self.expire(self.now);
+        self.publish();
+        if stop.load(Ordering::Relaxed) && !self.stopping {
+            self.stopping = true;
+            self.give_up = self.now + Clock::nanos(self.options.drain);
+            self.fabric.refuse_new();
+        }
+        self.stopping && (self.is_idle() || self.now >= self.give_up)
+    }
+
+    /// Reads the clock.
+    fn stamp(&mut self) -> u64 {
+        self.now = self.clock.now();
+        self.now
     }
 
     /// What the fabric has: new requests go in line, slots that were sent become free.
@@ -167,7 +186,7 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
         if self.events.is_empty() {
             return;
         }
-        let now = self.clock.now();
+        let now = self.stamp();
         let mut events = std::mem::take(&mut self.events);
         for event in events.drain(..) {
             match event {
@@ -204,14 +223,15 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
                 return;
             }
             // Until now it has waited in line; its time on the drive begins here.
+            let now = self.stamp();
             if let Some(active) = &mut self.active[place] {
-                active.submitted = self.clock.now();
+                active.submitted = now;
             }
         }
         if self.pending.is_empty() {
             return;
         }
-        let now = self.clock.now();
+        let now = self.stamp();
         while self.held.is_none()
             && !self.pending.is_empty()
             && let Some(slot) = self.slots.acquire()
@@ -259,7 +279,7 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
         if self.queue.poll(&mut self.completions) == 0 {
             return;
         }
-        let reaped = self.clock.now();
+        let reaped = self.stamp();
         let mut now = reaped;
         let mut completions = std::mem::take(&mut self.completions);
         for completion in completions.drain(..) {
@@ -291,7 +311,7 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
             }
             record.length = len.into();
             if self.options.check != CheckMode::None {
-                end = self.clock.now();
+                end = self.stamp();
             }
         } else {
             self.report(&request, completion.status, now);

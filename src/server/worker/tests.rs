@@ -64,8 +64,15 @@ fn serve<S: Storage>(storage: &S, depth: u32, count: u64) -> Vec<wire::Completio
     fabric.events.extend((0..count).map(read));
     let drives = Arc::from(storage.drives());
     let mut worker = Worker::new(queue, fabric, pool, drives, options, Arc::default());
-    // Asked to stop, it finishes what has arrived.
-    worker.run(&AtomicBool::new(true)).unwrap();
+    // The first turn takes everything in; asked to stop later, it finishes that.
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(200));
+            stop.store(true, Ordering::Relaxed);
+        });
+        worker.run(&stop).unwrap();
+    });
     assert_eq!(worker.slots.available(), slots);
     worker.fabric.records
 }
