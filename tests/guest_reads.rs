@@ -1,5 +1,6 @@
 //! Bytes that a server on real (emulated) drives sends, compared with what the drives hold. Run by
-//! tests/guest/uring-rdma.sh, whose guest fills its drives with keystreams that can be computed.
+//! tests/guest/uring-rdma.sh, whose guest fills its drives with keystreams that can be computed, and
+//! by tests/guest/paths.sh, which compares the two data paths.
 
 mod support;
 
@@ -86,4 +87,96 @@ fn what_arrives_is_what_the_drives_hold() {
         }
     }
     println!("{compared} ranges of {} drives are right", drives.len());
+}
+
+/// The same 2,000 ranges for a drive of the same size: both ends, sizes from one block to 8 MiB,
+/// starts that are not aligned to 2 MiB, and many that cross such a border.
+fn two_thousand(capacity: u64, block: u32, longest: u32) -> Vec<(u64, u32)> {
+    const BORDER: u64 = 2 << 20;
+    let unit = u64::from(block);
+    let mut state = 0x2545_F491_4F6C_DD1Du64;
+    let mut random = |below: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    };
+    let mut ranges = vec![(0, block), (capacity - unit, block), (0, longest)];
+    ranges.push((capacity - u64::from(longest), longest));
+    while ranges.len() < 2000 {
+        let len = match random(16) {
+            0 => (block << random(15)).min(longest),
+            _ => block * (1 + random(64) as u32),
+        };
+        let last = (capacity - u64::from(len)) / unit;
+        let offset = match random(4) {
+            // Begins a few blocks before a border of a hugepage.
+            0 => {
+                let border = (1 + random(capacity / BORDER - 1)) * BORDER;
+                (border - unit * (1 + random(4))).min(last * unit)
+            }
+            _ => random(last + 1) * unit,
+        };
+        ranges.push((offset, len));
+    }
+    ranges
+}
+
+/// Reads the 2,000 ranges of each drive and writes a line with offset, length and CRC for each, so
+/// that two servers can be compared; with a copy of the drive, its bytes are compared as well.
+#[test]
+fn crcs_of_two_thousand_ranges() {
+    const NAME: &str = "crcs_of_two_thousand_ranges";
+    let Ok(address) = std::env::var("MILLRACE_TEST_CRC_SERVER") else {
+        return skip(NAME, "no server to compare; tests/guest/paths.sh");
+    };
+    let out = std::env::var("MILLRACE_TEST_CRC_LIST").expect("where to write the CRCs");
+    let copy = std::env::var("MILLRACE_TEST_CRC_COPY").expect("a copy of the drive");
+    let copy = std::fs::read(copy).expect("the copy can be read");
+    let options = ClientOptions {
+        depth: 4,
+        max_read: 8 << 20,
+        pages: Pages::Base,
+        timeout: std::time::Duration::from_secs(60),
+        ..ClientOptions::default()
+    };
+    let mut client = Client::connect(&address, &options).unwrap();
+    let drive = client.drives()[0].clone();
+    assert_eq!(drive.capacity as usize, copy.len(), "the drive and its copy");
+    let ranges = two_thousand(drive.capacity, drive.block_size, 8 << 20);
+    let mut crcs = vec![None; ranges.len()];
+    let (mut next, mut answered) = (0, 0);
+    let mut done = Vec::with_capacity(4);
+    while answered < ranges.len() {
+        while next < ranges.len() {
+            let (offset, len) = ranges[next];
+            let read = Read { drive: 0, offset, len, tag: next as u64 };
+            if client.submit(read).unwrap() == millrace::client::Submitted::Busy {
+                break;
+            }
+            next += 1;
+        }
+        client.flush().unwrap();
+        if client.poll(&mut done).unwrap() == 0 {
+            // Soft-RoCE does its work on these processors.
+            std::thread::yield_now();
+        }
+        for answer in done.drain(..) {
+            let (offset, len) = ranges[answer.tag as usize];
+            client.verify(&answer).unwrap();
+            let payload = client.payload(&answer).unwrap();
+            let expected = &copy[offset as usize..][..len as usize];
+            assert!(payload == expected, "{len} bytes at {offset} differ from the drive's");
+            crcs[answer.tag as usize] = answer.record.payload_crc();
+            client.recycle(answer);
+            answered += 1;
+        }
+    }
+    let mut list = String::new();
+    for ((offset, len), crc) in ranges.iter().zip(crcs) {
+        let crc = crc.expect("every range was answered with its CRC");
+        list.push_str(&format!("{offset} {len} {crc:016x}\n"));
+    }
+    std::fs::write(out, list).expect("the list can be written");
+    println!("{answered} ranges of {} are right", drive.name);
 }
