@@ -36,8 +36,8 @@ fn keystream(key: u64, offset: u64, len: u32) -> Vec<u8> {
 fn ranges(capacity: u64, block: u32) -> Vec<(u64, u32)> {
     let step = u64::from(block);
     let last = capacity - u64::from(LONGEST);
-    let mut ranges = vec![(0, block), (0, LONGEST), (last, LONGEST), (capacity - step, block)];
-    let lengths = [block, 3 * block, 4096, 65_536, 131_072 + block, LONGEST - block, LONGEST];
+    let mut ranges = vec![(0, 4096), (last, LONGEST), (capacity - step, block)];
+    let lengths = [3 * block, 65_536, 131_072 + block, LONGEST - block];
     for (n, len) in (1u64..).zip(lengths) {
         ranges.push((n.wrapping_mul(0x9E37_79B9_7F4A_7C15) % last / step * step, len));
     }
@@ -63,7 +63,7 @@ fn what_arrives_is_what_the_drives_hold() {
         }
     }
     // Across drives and sizes, so that a payload put into another's place would show.
-    let stride = 7;
+    let stride = 5;
     assert!(!reads.len().is_multiple_of(stride), "the stride visits each");
     let (mut next, mut compared) = (0, 0);
     let mut done = Vec::with_capacity(64);
@@ -75,7 +75,10 @@ fn what_arrives_is_what_the_drives_hold() {
             next += 1;
         }
         client.flush().unwrap();
-        client.poll(&mut done).unwrap();
+        if client.poll(&mut done).unwrap() == 0 {
+            // Soft-RoCE and the server work on the CPUs that would otherwise be spun on.
+            std::thread::yield_now();
+        }
         for answer in done.drain(..) {
             let (Read { drive, offset, len, .. }, key) = reads[answer.tag as usize];
             client.verify(&answer).unwrap();

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Moves real (emulated) drives between nvme and vfio-pci, and shows that everything that speaks
 # against a move leaves the drive where it was and names the way out.
-# vm: --drives 2 --timeout 900
+# vm: --drives 2 --mem 1G --timeout 900
 # shellcheck disable=SC2154 # value is set by find_*
 set -euo pipefail
 # shellcheck source=tests/guest/device.bash
