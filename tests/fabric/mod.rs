@@ -90,7 +90,8 @@ pub fn endpoint_config() -> EndpointConfig {
         max_payload: SLOT as u32,
         token: None,
         welcome: Welcome::new("mem", CheckMode::None, 1, 1 << 30, SLOT as u32, CREDITS, 0),
-        handshake_timeout: Duration::from_millis(400),
+        // Longer than soft-RoCE in a slow guest takes to repeat a lost packet a few times.
+        handshake_timeout: Duration::from_secs(10),
     }
 }
 
@@ -99,7 +100,7 @@ pub fn connect_config() -> ConnectConfig {
         credits: CREDITS,
         max_payload: SLOT as u32,
         token: None,
-        timeout: Duration::from_secs(5),
+        timeout: Duration::from_secs(20),
     }
 }
 

@@ -359,15 +359,34 @@ impl RdmaChannel {
         self.free = (0..self.credits).rev().collect();
     }
 
-    /// Connects, then waits in silence for the server to end it.
+    /// Sends any message.
+    pub(super) fn say(&mut self, message: &Message) -> Result<()> {
+        self.send_message(message)
+    }
+
+    /// Key of the landing arena.
+    pub(super) fn key(&self) -> u32 {
+        self.mr.rkey()
+    }
+
+    /// Stops answering the server's hardware, without a word, as a machine without power does.
+    pub(super) fn vanish(&self) {
+        self.qp.as_ref().expect("a live channel").fail().expect("a QP can be failed");
+    }
+
+    /// Connects, says `first` if there is one, and waits for the server to end it.
     pub(super) fn connect_mute(
         address: SocketAddr,
         config: &ConnectConfig,
         arena: &Arc<Arena>,
+        first: Option<&Message>,
     ) -> Result<()> {
         let deadline = Instant::now() + config.timeout;
         let dialled = Dialled::dial(address, config, RdmaConfig::default(), arena, deadline)?;
         let mut channel = Self::over(address, dialled);
+        if let Some(first) = first {
+            channel.say(first)?;
+        }
         let mut out = Vec::with_capacity(1);
         while Instant::now() < deadline {
             channel.poll(&mut out)?;

@@ -15,8 +15,9 @@ use sys::rdma_cm_event_type as event;
 use super::ffi::{absent, is_absent, verb};
 use crate::error::{Context as _, Error, Kind, Result};
 
-/// Times that a lost packet is sent again before the peer is given up.
-pub(super) const RETRIES: u8 = 7;
+/// Times that a lost packet is sent again before the peer is given up. Not 7, the most that fits:
+/// soft-RoCE takes that for "for ever" (rxe_comp.c), and a peer that is gone is never found out.
+pub(super) const RETRIES: u8 = 6;
 
 /// Times that a send is repeated after "receiver not ready". 7 would mean for ever, which hides a
 /// missing receive behind seconds of latency; credits make it impossible, so few are enough.

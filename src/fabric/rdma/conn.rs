@@ -23,6 +23,8 @@ pub(super) enum Work {
     Payload = 3,
     /// A message of the handshake.
     Handshake = 4,
+    /// A write of nothing, to see whether the peer's machine is still there.
+    Probe = 5,
 }
 
 /// The id that a work request gives to its completion: work, entry, and which connection.
@@ -60,6 +62,7 @@ impl WorkId {
             2 => Work::Answer,
             3 => Work::Payload,
             4 => Work::Handshake,
+            5 => Work::Probe,
             _ => return None,
         };
         let (entry, index) = ((word >> 8) as u16, (word >> 24) as u16);
@@ -91,6 +94,8 @@ pub(super) struct Sending {
 #[derive(Debug)]
 pub(super) struct Conn {
     pub id: ConnId,
+    /// Number of its worker, as the control side counts.
+    pub worker: usize,
     /// Key of its rdma_cm id.
     pub cm: usize,
     /// Shared with the control thread, which takes it out to destroy it.
@@ -115,6 +120,8 @@ pub(super) struct Conn {
     pub free: Vec<u16>,
     /// Answers that wait for the next flush, or for an entry.
     pub pending: VecDeque<Response>,
+    /// Something has completed since the last look for idle connections.
+    pub heard: bool,
     /// True while the connection is in the worker's list of those to flush.
     pub dirty: bool,
 }
@@ -176,7 +183,7 @@ mod tests {
             assert_eq!(WorkId::unpack(id.pack()), Some(id));
         }
         assert_eq!(WorkId::unpack(0), None);
-        assert_eq!(WorkId::unpack(5), None);
+        assert_eq!(WorkId::unpack(6), None);
     }
 
     #[test]

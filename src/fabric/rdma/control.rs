@@ -32,7 +32,8 @@ use crate::wire::{Reason, Reject};
 pub(super) enum ToWorker {
     /// A connection whose QP is ready.
     New(Box<Conn>),
-    /// A retired connection that still had slots; true if its QP is destroyed.
+    /// A retired connection of which slots or completions are still about; true if its QP is
+    /// destroyed.
     Destroyed(Box<Conn>, bool),
 }
 
@@ -41,9 +42,9 @@ pub(super) enum ToWorker {
 pub(super) enum Ask {
     /// Move the QP of this rdma_cm id to ERR and tell the peer.
     Fail(usize),
-    /// Destroy the QP; give the connection back if it still has slots.
+    /// Destroy the QP; give the connection back if slots or completions of it are still about.
     Retire(Box<Conn>),
-    /// Drop the connection's memory.
+    /// Drop the connection's memory, and give its entries of the CQ to others.
     Discard(Box<Conn>),
 }
 
@@ -204,14 +205,23 @@ impl Control {
         match ask {
             Ask::Fail(key) => self.fail(key),
             Ask::Retire(mut conn) => {
-                let (destroyed, port) = self.retire(&mut conn);
-                if conn.sending.iter().any(Option::is_some)
-                    && let Some(port) = port
-                {
-                    port.mailbox.put(ToWorker::Destroyed(conn, destroyed));
+                let over = conn.is_drained() && conn.sending.iter().all(Option::is_none);
+                match self.retire(&mut conn) {
+                    (destroyed, Some(port)) if !over => {
+                        port.mailbox.put(ToWorker::Destroyed(conn, destroyed));
+                    }
+                    _ => self.discard(&conn),
                 }
             }
-            Ask::Discard(conn) => drop(conn),
+            Ask::Discard(conn) => self.discard(&conn),
+        }
+    }
+
+    /// Frees the entries that a connection had claimed of the CQ: none of its completions is
+    /// there any more.
+    fn discard(&self, conn: &Conn) {
+        if let Some(side) = &mut lock(&self.state).workers[conn.worker] {
+            side.budget += server_completions(conn.credits);
         }
     }
 
@@ -229,10 +239,8 @@ impl Control {
     /// Destroys a connection's QP and id. True if the hardware is proven done with its slots.
     pub fn retire(&self, conn: &mut Conn) -> (bool, Option<Arc<Port>>) {
         let mut state = lock(&self.state);
-        let mut worker = None;
         if let Some(entry) = state.entries.remove(&conn.cm) {
             let _ = entry.id.disconnect();
-            worker = Some(entry.worker);
         }
         // The entry's share of the QP is gone, so this one is the last.
         let destroyed = match conn.qp.take().and_then(Arc::into_inner).map(Qp::destroy) {
@@ -243,11 +251,9 @@ impl Control {
             }
             None => false,
         };
-        let side = worker.and_then(|worker| state.workers[worker].as_mut());
-        let port = side.map(|side| {
-            // A QP that lives on may still write to the place's messages and to the CQ.
+        let port = state.workers[conn.worker].as_mut().map(|side| {
+            // A QP that lives on may still write to the place's messages.
             if destroyed {
-                side.budget += server_completions(conn.credits);
                 side.places.push(conn.id.index);
             }
             Arc::clone(&side.port)
@@ -364,7 +370,7 @@ impl Control {
         let index = *side.places.last().expect("has a place, seen above");
         side.generations[index as usize] = side.generations[index as usize].wrapping_add(1);
         let conn_id = ConnId { index, generation: side.generations[index as usize] };
-        let (conn, mtu) = match self.build(&id, side, conn_id, credits, asked) {
+        let (conn, mtu) = match self.build(&id, side, (worker, conn_id), credits, asked) {
             Ok(built) => built,
             Err(e) => {
                 log::warn!("{} cannot be served: {}", id.peer_addr(), e.report());
@@ -398,7 +404,7 @@ impl Control {
         &self,
         id: &CmId,
         side: &WorkerSide,
-        conn_id: ConnId,
+        (worker, conn_id): (usize, ConnId),
         credits: u16,
         asked: Sizes,
     ) -> Result<(Conn, u32)> {
@@ -416,6 +422,7 @@ impl Control {
         welcome.max_payload = welcome.max_payload.get().min(config.max_payload).into();
         let mut conn = Conn {
             id: conn_id,
+            worker,
             cm: id.key(),
             qp: Some(Arc::new(qp)),
             credits,
@@ -429,6 +436,7 @@ impl Control {
             sending: (0..credits).map(|_| None).collect(),
             free: (0..credits).rev().collect(),
             pending: VecDeque::with_capacity(credits.into()),
+            heard: false,
             dirty: false,
         };
         for entry in 0..receives(credits) as u16 {

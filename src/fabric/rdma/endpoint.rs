@@ -28,6 +28,14 @@ const DRAIN: Duration = Duration::from_secs(2);
 /// Pause between two looks at the deadlines.
 const SCAN: Duration = Duration::from_millis(10);
 
+/// Time between two looks for idle connections. Those that had no completion in between are
+/// sent a write of nothing: a peer whose machine vanished without a word is found out by it after
+/// 15 to 30 s, and the 4 to 15 s that the hardware takes to give up.
+const PROBE: Duration = Duration::from_secs(15);
+
+/// Turns between two looks at the clock where no connection has a deadline.
+const TURNS_PER_CLOCK: u32 = 1024;
+
 /// Most events for which room is kept from the start.
 const BACKLOG: usize = 16_384;
 
@@ -53,6 +61,13 @@ pub struct RdmaEndpoint {
     in_flight: u32,
     leaked: u64,
     next_scan: Instant,
+    /// Destroyed connections whose last completions may still be in the CQ.
+    #[expect(clippy::vec_box, reason = "the boxes are what is handed over")]
+    settling: Vec<Box<Conn>>,
+    turn: u32,
+    /// Time without a word after which a connection is probed.
+    pub(super) probe_every: Duration,
+    next_probe: Instant,
 }
 
 impl std::fmt::Debug for RdmaEndpoint {
@@ -94,6 +109,10 @@ impl RdmaEndpoint {
             in_flight: 0,
             leaked: 0,
             next_scan: Instant::now(),
+            settling: Vec::with_capacity(places),
+            turn: 0,
+            probe_every: PROBE,
+            next_probe: Instant::now(),
         }
     }
 
@@ -129,7 +148,10 @@ impl RdmaEndpoint {
                 }
                 ToWorker::Destroyed(mut conn, destroyed) => {
                     self.give_back(&mut conn, destroyed);
-                    self.control.ask(Ask::Discard(conn));
+                    // One that lives on keeps its claim on the CQ for good.
+                    if destroyed {
+                        self.settling.push(conn);
+                    }
                 }
             }
         }
@@ -216,9 +238,37 @@ impl RdmaEndpoint {
         }
     }
 
+    /// Sends something to those who have been silent, so that the hardware sees who is gone.
+    fn probe(&mut self) {
+        let now = Instant::now();
+        if now < self.next_probe {
+            return;
+        }
+        self.next_probe = now + self.probe_every;
+        for index in 0..self.conns.len() {
+            let Some(conn) = &mut self.conns[index] else { continue };
+            let silent = !std::mem::take(&mut conn.heard);
+            // Where sends are under way already, they will tell.
+            if silent && conn.phase == Phase::Open && conn.sends == 0 {
+                let id = conn.id;
+                self.send_probe(id);
+            }
+        }
+    }
+
     fn take_completions(&mut self, most: usize) {
-        match self.cq.poll(&mut self.wcs[..most.min(POLL_BUDGET)]) {
-            Ok(got) => (0..got).for_each(|at| self.on_completion(self.wcs[at])),
+        let most = most.min(POLL_BUDGET);
+        // Those destroyed before the CQ is seen empty have nothing in it any more.
+        let settling = self.settling.len();
+        match self.cq.poll(&mut self.wcs[..most]) {
+            Ok(got) => {
+                if got < most {
+                    for conn in self.settling.drain(..settling) {
+                        self.control.ask(Ask::Discard(conn));
+                    }
+                }
+                (0..got).for_each(|at| self.on_completion(self.wcs[at]));
+            }
             Err(_) => self.close_all(),
         }
     }
@@ -232,6 +282,7 @@ impl RdmaEndpoint {
         }
         let Some(conn) = self.of_work(work) else { return };
         let id = conn.id;
+        conn.heard = true;
         match work.work {
             Work::Receive => {
                 conn.receives -= 1;
@@ -259,6 +310,7 @@ impl RdmaEndpoint {
                     self.begin_close(id, why);
                 }
             }
+            Work::Probe => conn.sends -= 1,
             Work::Payload => {}
         }
         if !succeeded(&wc) {
@@ -328,6 +380,10 @@ impl Endpoint for RdmaEndpoint {
         self.take_in();
         if self.unsettled > 0 {
             self.scan();
+        }
+        self.turn = self.turn.wrapping_add(1);
+        if self.turn.is_multiple_of(TURNS_PER_CLOCK) {
+            self.probe();
         }
         let spare = out.capacity() - out.len();
         if self.backlog.len() < spare {

@@ -33,6 +33,19 @@ impl RdmaEndpoint {
         done.map_err(|_| Closed::Transport)
     }
 
+    /// Writes nothing to the peer, whose hardware answers. Its program sees nothing of it, and no
+    /// receive is used up. The send queue is empty, so there is room.
+    pub(super) fn send_probe(&mut self, id: ConnId) {
+        let Self { conns, chain, .. } = self;
+        let Some(conn) = conns[id.index as usize].as_deref_mut() else { return };
+        chain.push_probe(WorkId::of(id, Work::Probe, 0).pack());
+        // SAFETY: the chain's WRITE names no memory.
+        match unsafe { chain.post(conn.qp(), |_| {}) } {
+            Ok(()) => conn.sends += 1,
+            Err(_) => self.begin_close(id, Closed::Transport),
+        }
+    }
+
     /// Posts the answers that wait on connection `index`, as far as it has entries.
     fn post_pending(&mut self, index: u32) {
         loop {

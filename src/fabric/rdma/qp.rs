@@ -16,7 +16,7 @@ use crate::limits::MESSAGE_SIZE;
 
 /// Time until a packet that was not acknowledged is sent again: 4.096 us * 2^17 = 537 ms, of
 /// which devices may wait up to four times as long (InfiniBand Architecture Specification,
-/// volume 1, "Transport Timer"). With [`RETRIES`] a dead peer is noticed in 4 to 17 seconds.
+/// volume 1, "Transport Timer"). With [`RETRIES`] a dead peer is noticed in 4 to 15 seconds.
 /// Much shorter, and a loaded soft-RoCE peer is sent everything twice.
 const ACK_TIMEOUT: u8 = 17;
 
@@ -234,6 +234,16 @@ impl Chain {
     pub fn push_write(&mut self, wr_id: u64, entry: sys::ibv_sge, remote_addr: u64, rkey: u32) {
         let target = self.push(wr_id, sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0, entry);
         target.rdma = sys::rdma_t { remote_addr, rkey };
+    }
+
+    /// Appends a signalled RDMA WRITE of no bytes: address and key are not looked at (InfiniBand
+    /// Architecture Specification, volume 1, C9-88).
+    pub fn push_probe(&mut self, wr_id: u64) {
+        let flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
+        let nothing = sys::ibv_sge { addr: 0, length: 0, lkey: 0 };
+        let target = self.push(wr_id, sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE, flags, nothing);
+        target.rdma = sys::rdma_t { remote_addr: 0, rkey: 0 };
+        self.requests.last_mut().expect("pushed above").num_sge = 0;
     }
 
     /// Appends a SEND of message `index`.
