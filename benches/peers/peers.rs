@@ -33,7 +33,7 @@ fn figure(json: &Value, path: &str) -> Result<f64, String> {
     json.pointer(path).and_then(Value::as_f64).ok_or_else(|| format!("no {path} in a result"))
 }
 
-/// `millrace local` through io_uring.
+/// `millrace local` through io_uring, sleeping for completions as fio does.
 pub fn local_uring(stage: &Stage, size: &str, depth: u32, seconds: f64) -> Result<Run, String> {
     let device = stage.device.as_ref().expect("the stage has a device").display().to_string();
     let (depth, duration) = (depth.to_string(), format!("{seconds}s"));
@@ -55,6 +55,8 @@ pub fn local_uring(stage: &Stage, size: &str, depth: u32, seconds: f64) -> Resul
         "2m",
         "--cores",
         SERVER_CPU,
+        "--wait",
+        "block",
     ])?;
     Ok(Run {
         rate: figure(&json, "/summary/iops")?,
@@ -142,6 +144,10 @@ pub fn spdk_perf(
         &format!("{}", seconds.ceil()),
         "-c",
         &format!("[{CLIENT_CPU}]"),
+        // One file for its memory: vfio-user maps few regions.
+        "-g",
+        "-s",
+        "256",
         "-r",
         transport,
     ]))?;

@@ -48,8 +48,9 @@ impl Stage {
     /// Our server on a drive in memory.
     pub fn millrace_mem() -> Result<Self, String> {
         let mut child = Command::new(env!("CARGO_BIN_EXE_millrace"))
-            .args(["serve", "--raw", "--backend", "mem", "--device", "mem:512MiB"])
-            .args(["--listen", "127.0.0.1:0", "--cores", SERVER_CPU])
+            .args(["serve", "--raw", "--backend", "mem", "--device", "mem:256MiB"])
+            // SPDK's target checks nothing either.
+            .args(["--listen", "127.0.0.1:0", "--cores", SERVER_CPU, "--check", "none"])
             .env("RUST_LOG", "warn")
             .stdout(Stdio::piped())
             .spawn()
@@ -89,7 +90,7 @@ impl Stage {
         let scratch = tempfile::tempdir().map_err(|e| e.to_string())?;
         let socket = scratch.path().join("rpc.sock");
         let child = Command::new("nvmf_tgt")
-            .args(["-m", &format!("[{SERVER_CPU}]"), "-s", "1024", "-r"])
+            .args(["-m", &format!("[{SERVER_CPU}]"), "-s", "768", "-r"])
             .arg(&socket)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -105,7 +106,7 @@ impl Stage {
         }
         for call in [
             format!("nvmf_create_transport -t {kind}"),
-            "bdev_malloc_create -b m0 512 512".to_owned(),
+            "bdev_malloc_create -b m0 256 512".to_owned(),
             format!("nvmf_create_subsystem {NQN} -a"),
             format!("nvmf_subsystem_add_ns {NQN} m0"),
             format!("nvmf_subsystem_add_listener {NQN} -t {kind} {listener}"),
@@ -166,6 +167,9 @@ pub fn output(command: &mut Command) -> Result<String, String> {
     if output.status.success() {
         return Ok(stdout);
     }
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    Err(format!("{command:?}: {}: {stdout}{stderr}", output.status))
+    // A failing load says the same thing once per command.
+    let text = stdout + &String::from_utf8_lossy(&output.stderr);
+    let end: Vec<_> = text.lines().rev().take(5).collect();
+    let end = end.into_iter().rev().collect::<Vec<_>>().join("\n");
+    Err(format!("{command:?}: {}: {end}", output.status))
 }

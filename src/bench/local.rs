@@ -14,17 +14,20 @@ pub struct LocalTarget<Q> {
     queue: Q,
     slots: SlotPool,
     check: CheckMode,
+    /// Sleep for completions instead of spinning.
+    block: bool,
     completions: Vec<Completion>,
     /// Submission times by token.
     starts: Vec<u64>,
 }
 
 impl<Q: Queue> LocalTarget<Q> {
-    /// A target of up to `depth` reads at once.
-    pub fn new(queue: Q, slots: SlotPool, check: CheckMode, depth: u32) -> Self {
+    /// A target of up to `depth` reads at once. With `block` its thread sleeps for completions,
+    /// where the backend can; that suits a closed loop only.
+    pub fn new(queue: Q, slots: SlotPool, check: CheckMode, depth: u32, block: bool) -> Self {
         let depth = depth as usize;
         let completions = Vec::with_capacity(depth);
-        Self { queue, slots, check, completions, starts: vec![0; depth] }
+        Self { queue, slots, check, block, completions, starts: vec![0; depth] }
     }
 }
 
@@ -54,7 +57,7 @@ impl<Q: Queue> Target for LocalTarget<Q> {
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.queue.flush()
+        if self.block { self.queue.flush_and_wait() } else { self.queue.flush() }
     }
 
     fn poll(&mut self, clock: &Clock, out: &mut Vec<Finished>) -> Result<Option<u64>> {

@@ -25,8 +25,22 @@ pub struct LocalArgs {
     /// is there]
     #[arg(long)]
     cores: Option<String>,
+    /// How a thread waits for completions: spin, as the server does, or block (uring; closed
+    /// loop only), as tools that sleep do
+    #[arg(long, value_enum, default_value_t = Wait::Spin)]
+    wait: Wait,
     #[command(flatten)]
     load: LoadArgs,
+}
+
+/// How a thread waits for completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wait {
+    /// Look at the queue again and again
+    Spin,
+    /// Sleep in the kernel until one is there
+    Block,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -52,6 +66,11 @@ pub fn run(args: LocalArgs) -> Result<()> {
 }
 
 fn measure<S: Storage>(args: &LocalArgs, storage: &S) -> Result<()> {
+    let block = args.wait == Wait::Block;
+    if block && (args.load.rate.is_some() || args.storage.backend != Backend::Uring) {
+        return Err(Error::usage("--wait block is for io_uring in a closed loop")
+            .remedy("use --wait spin with --rate and with the other backends"));
+    }
     let cores = match &args.cores {
         Some(list) => affinity::parse_list(list)?,
         None => affinity::choose(1)?,
@@ -73,7 +92,7 @@ fn measure<S: Storage>(args: &LocalArgs, storage: &S) -> Result<()> {
         let slots = SlotPool::new(arena, slot_size, count)?;
         let drives = storage.drives().iter().map(|d| (d.capacity, d.block_size)).collect();
         seal::unseal();
-        Ok((LocalTarget::new(queue, slots, args.storage.check, args.load.depth), drives))
+        Ok((LocalTarget::new(queue, slots, args.storage.check, args.load.depth, block), drives))
     })?;
     let config = Config {
         command: "local",

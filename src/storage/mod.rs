@@ -223,6 +223,12 @@ pub trait Queue {
     /// flight complete with an error status from `poll`, without their slot unless it is safe.
     fn flush(&mut self) -> Result<()>;
 
+    /// As [`Queue::flush`], and sleeps until a command has completed, where the backend can sleep.
+    /// For who has nothing else to look after: a worker has.
+    fn flush_and_wait(&mut self) -> Result<()> {
+        self.flush()
+    }
+
     /// Appends what has completed, at most `out`'s spare capacity: it never allocates.
     /// Returns how many. No system call.
     fn poll(&mut self, out: &mut Vec<Completion>) -> usize;

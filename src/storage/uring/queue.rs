@@ -202,6 +202,24 @@ impl UringQueue {
         pushed
     }
 
+    fn enter(&mut self, wait: bool) -> Result<()> {
+        if self.failed {
+            return Err(Error::new(Kind::Device, "the io_uring of this worker has failed"));
+        }
+        while let Some(index) = self.again.pop() {
+            if !self.push(index) {
+                self.again.push(index);
+                break;
+            }
+        }
+        let in_flight = self.in_flight() > 0;
+        self.ring.as_mut().expect("present until drop").enter(in_flight, wait).map_err(|e| {
+            self.failed = true;
+            Error::new(Kind::Device, "io_uring_enter failed; this worker's drives are given up")
+                .caused_by(e)
+        })
+    }
+
     /// Waits until nothing is in flight, at most for `bound`. True if it is so.
     fn drain(&mut self, bound: Duration, cancel: bool) -> bool {
         let Self { ring: Some(ring), ops, free, again, failed, .. } = self else { return true };
@@ -213,7 +231,7 @@ impl UringQueue {
         let deadline = Instant::now() + bound;
         let mut cancel = cancel;
         while free.len() < ops.len() {
-            if *failed || ring.enter(true).is_err() {
+            if *failed || ring.enter(true, false).is_err() {
                 return false;
             }
             if std::mem::take(&mut cancel) {
@@ -336,21 +354,11 @@ impl Queue for UringQueue {
     }
 
     fn flush(&mut self) -> Result<()> {
-        if self.failed {
-            return Err(Error::new(Kind::Device, "the io_uring of this worker has failed"));
-        }
-        while let Some(index) = self.again.pop() {
-            if !self.push(index) {
-                self.again.push(index);
-                break;
-            }
-        }
-        let in_flight = self.in_flight() > 0;
-        self.ring.as_mut().expect("present until drop").enter(in_flight).map_err(|e| {
-            self.failed = true;
-            Error::new(Kind::Device, "io_uring_enter failed; this worker's drives are given up")
-                .caused_by(e)
-        })
+        self.enter(false)
+    }
+
+    fn flush_and_wait(&mut self) -> Result<()> {
+        self.enter(true)
     }
 
     fn poll(&mut self, out: &mut Vec<Completion>) -> usize {

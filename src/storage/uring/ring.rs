@@ -187,8 +187,9 @@ impl Ring {
     }
 
     /// Hands the batch over and has the kernel post what completed, in at most one system call;
-    /// see the top of this file. `in_flight`: whether there is anything to wait for.
-    pub fn enter(&mut self, in_flight: bool) -> io::Result<()> {
+    /// see the top of this file. `in_flight`: whether there is anything to wait for; `wait`: sleep
+    /// until a completion is there.
+    pub fn enter(&mut self, in_flight: bool, wait: bool) -> io::Result<()> {
         let batch = self.ring.submission();
         let (queued, overflow) = (batch.len(), batch.cq_overflow());
         let UringOptions { sqpoll, iopoll, .. } = self.options;
@@ -199,12 +200,13 @@ impl Ring {
             overflow || queued > 0 || batch.taskrun() || iopoll && in_flight
         };
         drop(batch);
-        if !needed {
+        let wait = wait && in_flight && self.ring.completion().is_empty();
+        if !needed && !wait {
             return Ok(());
         }
         let mut flags = self.enter_flags;
         flags.set(EnterFlags::SQ_WAKEUP, sqpoll);
-        flags.set(EnterFlags::GETEVENTS, !sqpoll || overflow);
+        flags.set(EnterFlags::GETEVENTS, !sqpoll || overflow || wait);
         self.enters += 1;
         // SAFETY: io_uring_enter(2) without an argument; what the entries point to is the duty of
         // `push`.
@@ -213,7 +215,7 @@ impl Ring {
                 libc::SYS_io_uring_enter,
                 self.enter_fd,
                 queued as libc::c_uint,
-                0 as libc::c_uint,
+                libc::c_uint::from(wait),
                 flags.bits(),
                 std::ptr::null::<libc::c_void>(),
                 0_usize,

@@ -128,7 +128,7 @@ fn the_table_of_rings_is_given_back_and_its_end_is_told() {
 fn an_idle_ring_makes_no_system_call() {
     let mut ring = Ring::new(8, options()).unwrap();
     for _ in 0..10 {
-        ring.enter(false).unwrap();
+        ring.enter(false, false).unwrap();
     }
     assert_eq!(ring.enters(), 0);
 }
