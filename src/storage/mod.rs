@@ -17,6 +17,7 @@
 
 pub mod mem;
 pub mod name;
+pub mod partition;
 pub mod sim;
 #[cfg(feature = "spdk")]
 pub mod spdk;
