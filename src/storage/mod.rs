@@ -25,7 +25,7 @@ pub mod uring;
 
 use std::sync::Arc;
 
-pub use name::DriveName;
+pub use name::{DriveName, Within};
 
 use crate::error::{IoStatus, Result};
 use crate::memory::{Arena, ArenaSpec, Slot};
