@@ -300,3 +300,94 @@ fn other_programs_agree() {
         assert!(ours.len() >= 2);
     }
 }
+
+/// A loop device with partitions, taken away when it is dropped.
+struct Loop {
+    name: String,
+    _file: tempfile::NamedTempFile,
+}
+
+impl Loop {
+    fn new(made: &Made) -> Option<Self> {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&made.bytes).unwrap();
+        let output = Command::new("losetup")
+            .args(["--find", "--show", "--partscan", "--sector-size", &made.block.to_string()])
+            .arg(file.path())
+            .output()
+            .ok()
+            .filter(|output| output.status.success())?;
+        let device = String::from_utf8(output.stdout).unwrap();
+        Some(Self { name: device.trim().trim_start_matches("/dev/").into(), _file: file })
+    }
+
+    /// Number, start and size in bytes of what the kernel has made of it.
+    fn partitions(&self) -> Vec<(u32, u64, u64)> {
+        let root = crate::host::Root::system();
+        let folder = format!("/sys/class/block/{}", self.name);
+        let mut found = Vec::new();
+        for entry in root.list(&folder).unwrap() {
+            let number = |file: &str| root.read_number(format!("{folder}/{entry}/{file}"));
+            if let Ok(partition) = number("partition") {
+                let (start, size) = (number("start").unwrap(), number("size").unwrap());
+                found.push((partition as u32, start * 512, size * 512));
+            }
+        }
+        found.sort_unstable();
+        found
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &format!("/dev/{}", self.name)]).status();
+    }
+}
+
+/// What the kernel makes of the same tables, on kernels that know partitions.
+#[test]
+fn the_kernel_agrees() {
+    let mut disks = Vec::new();
+    for block in [512, 4096] {
+        let parts = [(1, 64, 127), (3, 128, 128), (128, 1000, 1999)];
+        disks.push(Made::gpt(block, 2048, &parts));
+        // Damage that the kernel gets over as well: the backup's, and records beside.
+        let mut spoiled = Made::gpt(block, 2048, &parts);
+        spoiled.put(2047, 0, &[0; 512]);
+        spoiled.record(0, 2, 0x83, 1500, 10);
+        disks.push(spoiled);
+        disks.push(chain(block, 0));
+        disks.push(chain(block, 1));
+        disks.push(chain(block, 3));
+        let mut garbage = chain(block, 3);
+        garbage.record(1100, 2, 0x83, 5, u32::MAX);
+        garbage.record(1100, 3, 0x83, 60, 20);
+        disks.push(garbage);
+        // Two extended partitions: the numbers go on.
+        let mut two = Made::new(block, 4096);
+        two.record(0, 0, 0x0F, 100, 500);
+        two.record(0, 1, 0x85, 1000, 500);
+        two.record(100, 0, 0x83, 10, 20);
+        two.record(1000, 0, 0x83, 30, 40);
+        disks.push(two);
+    }
+    for (number, made) in disks.iter().enumerate() {
+        let device = Loop::new(made);
+        let Some(device) = device.filter(|device| number > 0 || !device.partitions().is_empty())
+        else {
+            let what = "no loop device, or a kernel without partitions";
+            let _ = writeln!(std::io::stderr(), "SKIP the_kernel_agrees: {what}");
+            return;
+        };
+        let mut ours: Vec<_> =
+            made.with(table).unwrap().iter().map(|p| (p.number, p.start, p.bytes)).collect();
+        ours.sort_unstable();
+        let mut theirs = device.partitions();
+        // An extended partition has a device of two sectors there, and is none here.
+        theirs.retain(|(n, _, size)| {
+            *size > 1024.max(made.block.into()) || { ours.iter().any(|(ours, ..)| ours == n) }
+        });
+        assert_eq!(ours, theirs, "disk {number}");
+    }
+    println!("{} disks", disks.len());
+}
