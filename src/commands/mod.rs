@@ -3,5 +3,6 @@
 pub mod bench;
 pub mod device;
 pub mod local;
+mod names;
 mod options;
 pub mod serve;

@@ -7,9 +7,10 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-#[cfg(not(feature = "spdk"))]
-use crate::error::Kind;
-use crate::error::{Context, Error, Result};
+use super::names;
+use crate::device::DEFAULT_JOURNAL;
+use crate::error::{Context, Error, Kind, Result};
+use crate::host::Root;
 use crate::memory::Pages;
 use crate::storage::OpenMode;
 use crate::storage::mem::MemStorage;
@@ -54,8 +55,9 @@ pub struct StorageArgs {
     /// Data path to the drives
     #[arg(long, value_enum, default_value_t = Backend::Uring)]
     pub backend: Backend,
-    /// Drive: /dev/nvme0n1, a partition, a file, 0000:5e:00.0, "trtype:... traddr:..." (spdk),
-    /// mem:512MiB; repeat it for more
+    /// Drive: /dev/nvme0n1, a partition, a file, 0000:5e:00.0, "0000:5e:00.0 ns:1 part:1",
+    /// "trtype:... traddr:..." (spdk), mem:512MiB; repeat it for more. With spdk, a drive that
+    /// `millrace device bind` has taken from the kernel keeps the name it had: /dev/nvme0n1p1
     #[arg(long = "device", value_name = "D", required = true)]
     pub devices: Vec<String>,
     /// Pages of the slots' memory: auto, none, 2m, 1g
@@ -88,13 +90,23 @@ impl StorageArgs {
     /// Opens the drives for reading through io_uring.
     pub fn open_uring(&self) -> Result<UringStorage> {
         let names = self.devices.iter().map(|name| name.parse()).collect::<Result<Vec<_>>>()?;
-        UringStorage::open(&names, OpenMode::Read, self.uring_options())
+        UringStorage::open(&names, OpenMode::Read, self.uring_options()).map_err(|error| {
+            let root = Root::system();
+            let away = |name| names::away(&root, Path::new(DEFAULT_JOURNAL), name);
+            match error.kind() {
+                Kind::NotFound => self.devices.iter().find_map(|name| away(name)).unwrap_or(error),
+                _ => error,
+            }
+        })
     }
 
     /// Attaches the drives to SPDK's driver, for reading.
     #[cfg(feature = "spdk")]
     pub fn open_spdk(&self) -> Result<SpdkStorage> {
-        SpdkStorage::open(&self.devices, SpdkOptions::default())
+        let root = Root::system();
+        let drive = |name: &String| names::for_spdk(&root, Path::new(DEFAULT_JOURNAL), name);
+        let drives = self.devices.iter().map(drive).collect::<Result<Vec<_>>>()?;
+        SpdkStorage::open_drives(&drives, SpdkOptions::default())
     }
 
     /// Makes the drives in memory.

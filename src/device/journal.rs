@@ -189,7 +189,12 @@ mod tests {
             driver: "nvme".into(),
             driver_override: None,
             bound_to: "vfio-pci".into(),
-            disks: vec![Disk { name: "nvme0n1".into(), size: 512, partitions: vec![] }],
+            disks: vec![Disk {
+                name: "nvme0n1".into(),
+                size: 512,
+                partitions: vec![],
+                nsid: Some(1),
+            }],
             holds: vec![],
             time: 1,
             boot_id: "b".into(),

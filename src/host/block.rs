@@ -153,13 +153,14 @@ impl BlockDevice {
     }
 }
 
-/// What stands behind the PCI address of an NVMe controller.
+/// What stands behind the PCI address of an NVMe controller: the disk of the namespace with this
+/// number, or of the only one.
 ///
 /// # Errors
 ///
-/// `NotFound` without such a function or without a namespace; `Busy` where another driver than
-/// the kernel's has it; `Usage` where it has several namespaces, with their names.
-pub fn of_pci(root: &Root, address: Address) -> Result<String> {
+/// `NotFound` without such a function or without that namespace; `Busy` where another driver than
+/// the kernel's has it; `Usage` where it has several namespaces to choose from, with their names.
+pub fn of_pci(root: &Root, address: Address, wanted: Option<u32>) -> Result<String> {
     let folder = format!("/sys/bus/pci/devices/{address}");
     if !root.exists(&folder) {
         return Err(Error::new(Kind::NotFound, format!("there is no PCI device {address}"))
@@ -187,6 +188,17 @@ pub fn of_pci(root: &Root, address: Address) -> Result<String> {
         }
     }
     disks.sort();
+    if let Some(wanted) = wanted {
+        let found = disks.iter().find(|disk| namespace_id(root, disk) == Some(wanted));
+        return found.cloned().ok_or_else(|| {
+            let ids: Vec<_> = disks.iter().filter_map(|disk| namespace_id(root, disk)).collect();
+            Error::new(
+                Kind::NotFound,
+                format!("{address} has no namespace {wanted}; active are {ids:?}"),
+            )
+            .remedy("choose one with ns:N after the address")
+        });
+    }
     match disks.as_slice() {
         [disk] => Ok(disk.clone()),
         [] => Err(Error::new(Kind::NotFound, format!("{address} has no namespace"))
@@ -207,6 +219,35 @@ fn namespace(entry: &str) -> Option<String> {
     let (head, namespace) = entry.strip_prefix("nvme")?.rsplit_once('n')?;
     let subsystem = head.split_once('c').map_or(head, |(subsystem, _)| subsystem);
     (number(subsystem) && number(namespace)).then(|| format!("nvme{subsystem}n{namespace}"))
+}
+
+/// Number that the controller knows the namespace of a disk by. The number in the disk's name is
+/// only the kernel's count, though mostly the same.
+pub fn namespace_id(root: &Root, disk: &str) -> Option<u32> {
+    root.read(format!("/sys/class/block/{disk}/nsid")).ok()?.parse().ok()
+}
+
+/// Name of the block device of partition `number` of a disk.
+///
+/// # Errors
+///
+/// `NotFound` where the kernel has none of that number, with those that it has.
+pub fn partition(root: &Root, disk: &str, number: u32) -> Result<String> {
+    let folder = format!("/sys/class/block/{disk}");
+    let mut numbers = Vec::new();
+    for entry in root.list(&folder)? {
+        let Ok(found) = root.read_number(format!("{folder}/{entry}/partition")) else { continue };
+        if found == u64::from(number) {
+            return Ok(entry);
+        }
+        numbers.push(found);
+    }
+    numbers.sort_unstable();
+    let what = format!("the kernel has no partition {number} of {disk}; it has {numbers:?}");
+    Err(Error::new(Kind::NotFound, what).remedy(format!(
+        "choose another; or, where the drive has it, let the kernel look again: \
+         partx --update /dev/{disk}"
+    )))
 }
 
 /// The PCI function nearest to a device in its path below /sys/devices.

@@ -2,6 +2,7 @@
 //! (/sys/bus/pci/devices/ADDRESS/nvme).
 
 use super::Root;
+use super::block;
 use super::pci::{self, Address};
 
 /// A controller that the kernel's nvme driver has.
@@ -26,6 +27,9 @@ pub struct Disk {
     pub size: u64,
     /// Names of its partitions, sorted.
     pub partitions: Vec<String>,
+    /// Number that the controller knows the namespace by, where the kernel tells it.
+    #[serde(default)]
+    pub nsid: Option<u32>,
 }
 
 impl Disk {
@@ -67,7 +71,8 @@ fn disk(root: &Root, name: String) -> Option<Disk> {
     partitions.retain(|entry| root.exists(format!("{folder}/{entry}/partition")));
     // The unit of this file is 512 bytes whatever the block size (Documentation/ABI/stable/
     // sysfs-block).
-    Some(Disk { name, size: sectors * 512, partitions })
+    let nsid = block::namespace_id(root, &name);
+    Some(Disk { name, size: sectors * 512, partitions, nsid })
 }
 
 /// N of `nvmeN`.

@@ -17,6 +17,7 @@
 
 pub mod mem;
 pub mod name;
+pub mod partition;
 pub mod sim;
 #[cfg(feature = "spdk")]
 pub mod spdk;
@@ -24,7 +25,7 @@ pub mod uring;
 
 use std::sync::Arc;
 
-pub use name::DriveName;
+pub use name::{DriveName, Within};
 
 use crate::error::{IoStatus, Result};
 use crate::memory::{Arena, ArenaSpec, Slot};

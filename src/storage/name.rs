@@ -15,11 +15,64 @@ pub enum DriveName {
     /// A block device, a partition, or a plain file.
     Path(PathBuf),
     /// The NVMe controller at a PCI address.
-    Pci(Address),
+    Pci(Address, Within),
     /// An SPDK transport id (`trtype:VFIOUSER traddr:...`), as it was written.
-    Transport(String),
+    Transport(String, Within),
     /// That many bytes of RAM.
     Memory(u64),
+}
+
+/// What of an NVMe controller is meant: ` ns:N` and ` part:N` after its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Within {
+    /// Namespace; without it the first one, or the only one.
+    pub namespace: Option<u32>,
+    /// Partition of that namespace, as the kernel numbers it; without it all of the namespace.
+    pub partition: Option<u32>,
+}
+
+impl Within {
+    /// Takes the words of this kind out of a name.
+    fn split(name: &str) -> Result<(String, Self)> {
+        let mut within = Self::default();
+        let mut words = Vec::new();
+        for word in name.split_ascii_whitespace() {
+            let Some((key, value)) = word.split_once(':') else {
+                words.push(word);
+                continue;
+            };
+            let (place, what) = match key.to_ascii_lowercase().as_str() {
+                "ns" => (&mut within.namespace, "namespace"),
+                "part" => (&mut within.partition, "partition"),
+                _ => {
+                    words.push(word);
+                    continue;
+                }
+            };
+            let number = value.parse().ok().filter(|number| *number != 0);
+            let number = number.ok_or_else(|| {
+                Error::usage(format!("\"{word}\" in \"{name}\" is not a {what}"))
+                    .remedy(format!("write it like {}:1", key.to_ascii_lowercase()))
+            })?;
+            if place.replace(number).is_some() {
+                return Err(Error::usage(format!("\"{name}\" names two {what}s"))
+                    .remedy("name the drive once for each: --device ... --device ..."));
+            }
+        }
+        Ok((words.join(" "), within))
+    }
+}
+
+impl fmt::Display for Within {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(namespace) = self.namespace {
+            write!(f, " ns:{namespace}")?;
+        }
+        if let Some(partition) = self.partition {
+            write!(f, " part:{partition}")?;
+        }
+        Ok(())
+    }
 }
 
 impl FromStr for DriveName {
@@ -37,10 +90,14 @@ impl FromStr for DriveName {
         // SPDK's own parser takes `=` as well as `:`, and keys in either case.
         let lower = text.to_ascii_lowercase();
         if lower.starts_with("trtype:") || lower.starts_with("trtype=") {
-            return transport(text);
+            let (plain, within) = Within::split(text)?;
+            return transport(plain, within);
         }
-        if let Ok(address) = text.parse() {
-            return Ok(DriveName::Pci(address));
+        // Only the first word decides, so that a file's name may have blanks in it.
+        let first = text.split_ascii_whitespace().next().unwrap_or_default();
+        if first.parse::<Address>().is_ok() {
+            let (plain, within) = Within::split(text)?;
+            return Ok(DriveName::Pci(plain.parse()?, within));
         }
         if !text.contains('/') && text.contains(':') {
             return Err(Error::usage(format!("\"{text}\" is not the name of a drive"))
@@ -51,7 +108,8 @@ impl FromStr for DriveName {
 }
 
 const FORMS: &str = "write /dev/nvme0n1 or another path, a PCI address like 0000:5e:00.0, \
-                     an SPDK transport id like \"trtype:PCIe traddr:0000:5e:00.0\", or mem:512MiB";
+                     an SPDK transport id like \"trtype:PCIe traddr:0000:5e:00.0\" (either with \
+                     ns:1 and part:1 behind it, in quotes), or mem:512MiB";
 
 fn memory(text: &str, size: &str) -> Result<DriveName> {
     let bytes = parse_size(size).map_err(|e| {
@@ -67,7 +125,7 @@ fn memory(text: &str, size: &str) -> Result<DriveName> {
     Ok(DriveName::Memory(bytes))
 }
 
-fn transport(text: &str) -> Result<DriveName> {
+fn transport(text: String, within: Within) -> Result<DriveName> {
     let has_address = text
         .split_ascii_whitespace()
         .any(|word| word.len() > 7 && word[..7.min(word.len())].eq_ignore_ascii_case("traddr:"))
@@ -76,15 +134,15 @@ fn transport(text: &str) -> Result<DriveName> {
         return Err(Error::usage(format!("the transport id \"{text}\" has no traddr"))
             .remedy("write it like \"trtype:PCIe traddr:0000:5e:00.0\", in quotes"));
     }
-    Ok(DriveName::Transport(text.to_owned()))
+    Ok(DriveName::Transport(text, within))
 }
 
 impl fmt::Display for DriveName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DriveName::Path(path) => path.display().fmt(f),
-            DriveName::Pci(address) => address.fmt(f),
-            DriveName::Transport(id) => f.write_str(id),
+            DriveName::Pci(address, within) => write!(f, "{address}{within}"),
+            DriveName::Transport(id, within) => write!(f, "{id}{within}"),
             DriveName::Memory(bytes) => write!(f, "mem:{}", exact_size(*bytes)),
         }
     }
@@ -114,18 +172,26 @@ mod tests {
         assert_eq!(parse("data.img"), DriveName::Path("data.img".into()));
         assert_eq!(parse("./5e:00.0"), DriveName::Path("./5e:00.0".into()));
         let address = Address { domain: 0, bus: 0x5e, device: 0, function: 0 };
-        assert_eq!(parse("0000:5e:00.0"), DriveName::Pci(address));
-        assert_eq!(parse("5E:00.0"), DriveName::Pci(address));
+        assert_eq!(parse("0000:5e:00.0"), DriveName::Pci(address, Within::default()));
+        assert_eq!(parse("5E:00.0"), DriveName::Pci(address, Within::default()));
         assert_eq!(parse("5e:00.0").to_string(), "0000:5e:00.0");
         assert_eq!(parse("10000:01:1f.7").to_string(), "10000:01:1f.7");
         assert_eq!(parse("mem:512MiB"), DriveName::Memory(512 << 20));
         let id = "trtype:VFIOUSER traddr:/run/vfio subnqn:nqn.2026-01.io:x";
-        assert_eq!(parse(id), DriveName::Transport(id.into()));
+        assert_eq!(parse(id), DriveName::Transport(id.into(), Within::default()));
+        let within = Within { namespace: Some(2), partition: Some(7) };
+        assert_eq!(parse("5e:00.0 part:7 ns:2"), DriveName::Pci(address, within));
+        assert_eq!(parse(&format!("{id} ns:2 Part:7")), DriveName::Transport(id.into(), within));
+        assert_eq!(parse("./5e:00.0 part:1"), DriveName::Path("./5e:00.0 part:1".into()));
     }
+
+    const PARTED: &str = "0000:5e:00.0 ns:1 part:2";
 
     #[test]
     fn printing_and_parsing_agree() {
-        for text in ["/dev/nvme0n1", "0000:5e:00.0", "mem:512MiB", "mem:4KiB", "mem:1048580KiB"] {
+        for text in
+            ["/dev/nvme0n1", "0000:5e:00.0", "mem:512MiB", "mem:4KiB", "mem:1048580KiB", PARTED]
+        {
             assert_eq!(parse(text).to_string(), text);
         }
     }
@@ -142,6 +208,10 @@ mod tests {
             "0000:5e:20.0",
             "0000:5e:00.8",
             "0000:5e:00",
+            "0000:5e:00.0 part:0",
+            "0000:5e:00.0 part:1 part:2",
+            "0000:5e:00.0 partition:1",
+            "trtype:PCIe traddr:0000:5e:00.0 ns:x",
             "nqn:x",
         ] {
             let error = text.parse::<DriveName>().expect_err(text);

@@ -2,6 +2,7 @@
 
 mod faults;
 mod format;
+mod parts;
 #[path = "../storage_contract/suite.rs"]
 mod suite;
 mod target;

@@ -106,9 +106,9 @@ fn a_node_of_minus_one_is_none() {
 #[test]
 fn a_pci_address_leads_to_the_namespace() {
     let tree = Tree::nvme();
-    assert_eq!(of_pci(&tree.root(), ADDRESS).unwrap(), "nvme0n1");
+    assert_eq!(of_pci(&tree.root(), ADDRESS, None).unwrap(), "nvme0n1");
     let missing = Address { bus: 0x5f, ..ADDRESS };
-    assert_eq!(of_pci(&tree.root(), missing).unwrap_err().kind(), Kind::NotFound);
+    assert_eq!(of_pci(&tree.root(), missing, None).unwrap_err().kind(), Kind::NotFound);
 }
 
 #[test]
@@ -116,8 +116,12 @@ fn several_namespaces_are_named() {
     let tree = Tree::nvme();
     let folder = "sys/bus/pci/devices/0000:5e:00.0/nvme/nvme0";
     fs::create_dir_all(tree.0.path().join(folder).join("nvme0n2")).unwrap();
-    let error = of_pci(&tree.root(), ADDRESS).unwrap_err();
+    let error = of_pci(&tree.root(), ADDRESS, None).unwrap_err();
     assert!(error.what().contains("nvme0n1, nvme0n2"), "{error}");
+    tree.write("sys/class/block/nvme0n1/nsid", "4");
+    assert_eq!(of_pci(&tree.root(), ADDRESS, Some(4)).unwrap(), "nvme0n1");
+    let error = of_pci(&tree.root(), ADDRESS, Some(1)).unwrap_err();
+    assert!(error.what().contains("no namespace 1; active are [4]"), "{error}");
     for other in ["hwmon3", "nvme0-fabrics", "ng0n1", "nvmen1", "nvme0n"] {
         assert_eq!(namespace(other), None, "{other}");
     }
@@ -125,11 +129,20 @@ fn several_namespaces_are_named() {
 }
 
 #[test]
+fn partitions_are_found_by_number() {
+    let tree = Tree::nvme();
+    assert_eq!(partition(&tree.root(), "nvme0n1", 2).unwrap(), "nvme0n1p2");
+    let error = partition(&tree.root(), "nvme0n1", 1).unwrap_err();
+    assert!(error.what().contains("no partition 1 of nvme0n1; it has [2]"), "{error}");
+    assert!(error.remedy_text().is_some());
+}
+
+#[test]
 fn another_driver_is_named_with_the_command_that_mends_it() {
     let tree = Tree::nvme();
     for driver in ["vfio-pci", "uio_pci_generic"] {
         tree.driver(driver);
-        let error = of_pci(&tree.root(), ADDRESS).unwrap_err();
+        let error = of_pci(&tree.root(), ADDRESS, None).unwrap_err();
         assert!(error.what().contains(driver), "{error}");
         let report = error.report();
         assert!(report.contains("millrace device restore 0000:5e:00.0"), "{report}");

@@ -8,6 +8,7 @@ use spdk_sys as sys;
 use super::env::{self, Env};
 use crate::error::{Error, Kind, Result};
 use crate::host::{Root, hugepages};
+use crate::limits::SLOT_ALIGN;
 use crate::memory::{Arena, ArenaSpec, Pages};
 use crate::units::format_size;
 
@@ -52,19 +53,35 @@ pub(super) fn arena(_: Env, spec: &ArenaSpec) -> Result<Arc<Arena>> {
                 format_size(MAX_ARENA as u64)
             )));
     }
-    let len = spec.bytes.next_multiple_of(page);
+    allocate(&root, spec.bytes.next_multiple_of(page), page, page, spec.node)
+}
+
+/// A small arena for the control plane: it takes no page of its own where there is room in others.
+pub(super) fn scratch(_: Env, bytes: usize) -> Result<Arc<Arena>> {
+    let root = Root::system();
+    let page = hugepages::default_size(&root)?;
+    allocate(&root, bytes.next_multiple_of(SLOT_ALIGN), SLOT_ALIGN, page, None)
+}
+
+fn allocate(
+    root: &Root,
+    len: usize,
+    align: usize,
+    page: usize,
+    node: Option<u32>,
+) -> Result<Arc<Arena>> {
     env::forget_errors();
-    let node = spec.node.map_or(sys::SPDK_ENV_NUMA_ID_ANY, |node| node as i32);
+    let id = node.map_or(sys::SPDK_ENV_NUMA_ID_ANY, |node| node as i32);
     let lock = env::exclusive();
     // SAFETY: the environment is up. Alignment is a power of two; the unused pointer is null.
     let base =
-        unsafe { sys::spdk_zmalloc(len, page, std::ptr::null_mut(), node, sys::SPDK_MALLOC_DMA) };
+        unsafe { sys::spdk_zmalloc(len, align, std::ptr::null_mut(), id, sys::SPDK_MALLOC_DMA) };
     drop(lock);
     let Some(base) = NonNull::new(base.cast::<u8>()) else {
         // DPDK needs a header in front of what it aligns: one page more.
-        let need = (len / page) as u64 + 1;
-        let free = hugepages::free(&root, page, spec.node)?;
-        let mut error = env::shortage(page, need, free.min(need - 1), spec.node);
+        let need = len.div_ceil(page) as u64 + 1;
+        let free = hugepages::free(root, page, node)?;
+        let mut error = env::shortage(page, need, free.min(need - 1), node);
         if let Some(lines) = env::errors() {
             error = error.caused_by(lines);
         }
@@ -78,6 +95,6 @@ pub(super) fn arena(_: Env, spec: &ArenaSpec) -> Result<Arc<Arena>> {
         unsafe { sys::spdk_free(address as *mut _) };
     });
     // SAFETY: `len` zeroed bytes from `base` on, ours until the release.
-    let arena = unsafe { Arena::from_foreign(base, len, page, spec.node, why, release) };
+    let arena = unsafe { Arena::from_foreign(base, len, page, node, why, release) };
     Ok(Arc::new(arena))
 }

@@ -12,10 +12,12 @@
 
 mod controller;
 mod dma;
+mod drive;
 mod env;
 mod housekeeping;
 mod op;
 mod options;
+mod parts;
 mod queue;
 mod recover;
 mod resolve;
@@ -26,6 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use spdk_sys as sys;
 
+pub use drive::{Expected, SpdkDrive};
 pub use options::{IovaMode, SpdkOptions};
 pub use queue::SpdkQueue;
 
@@ -95,22 +98,29 @@ impl Drop for Shared {
 pub struct SpdkStorage(Arc<Shared>);
 
 impl SpdkStorage {
-    /// Attaches the controllers of `devices` and opens their namespaces. A device is a PCI address,
-    /// or an SPDK transport id; ` ns:N` after either chooses a namespace (else the first one).
+    /// As [`SpdkStorage::open_drives`], by name: a PCI address, or an SPDK transport id; ` ns:N`
+    /// after either chooses a namespace (else the first one), ` part:N` a partition of it.
+    pub fn open(devices: &[String], options: SpdkOptions) -> Result<Self> {
+        let drives = devices.iter().map(|name| name.parse()).collect::<Result<Vec<_>>>()?;
+        Self::open_drives(&drives, options)
+    }
+
+    /// Attaches the controllers of `devices` and opens their namespaces and partitions.
     ///
     /// # Errors
     ///
     /// With the remedy: names that are none; drives that the kernel's driver has; missing rights,
     /// hugepages or transports; namespaces formatted with metadata, which are never reformatted;
-    /// controllers that do not answer, or are open in this process already.
-    pub fn open(devices: &[String], options: SpdkOptions) -> Result<Self> {
+    /// controllers that do not answer, or are open in this process already; another drive than the
+    /// expected one; a partition that is not there, or a table that does not add up.
+    pub fn open_drives(devices: &[SpdkDrive], options: SpdkOptions) -> Result<Self> {
         options.check()?;
         if devices.is_empty() || devices.len() > MAX_DRIVES {
             return Err(Error::usage(format!("{} drives", devices.len()))
                 .remedy(format!("name 1 to {MAX_DRIVES} with --device")));
         }
         let root = Root::system();
-        let targets = devices.iter().map(|name| resolve::resolve(&root, name));
+        let targets = devices.iter().map(|drive| resolve::resolve(&root, &drive.name, &drive.at));
         let targets = targets.collect::<Result<Vec<_>>>()?;
         let functions: Vec<_> = targets.iter().filter_map(|target| target.pci).collect();
         let mut shared = Shared {
@@ -121,7 +131,7 @@ impl SpdkStorage {
             controllers: Vec::new(),
             housekeeping: None,
         };
-        for target in &targets {
+        for (target, drive) in targets.iter().zip(devices) {
             let known = shared.controllers.iter().position(|c| c.trid == target.trid);
             let index = match known {
                 Some(index) => index,
@@ -132,6 +142,9 @@ impl SpdkStorage {
                 }
             };
             let (info, place) = open_namespace(&shared.controllers[index], index, target)?;
+            if let Some(expected) = &drive.expected {
+                expected.check(&info.name, info.serial.as_deref(), info.capacity)?;
+            }
             log::info!(
                 "{}: {} {}, {} blocks of {}",
                 info.name,
@@ -144,7 +157,7 @@ impl SpdkStorage {
             shared.places.push(place);
         }
         shared.housekeeping = Some(Housekeeping::start(shared.controllers.clone())?);
-        Ok(Self(Arc::new(shared)))
+        Ok(Self(parts::apply(Arc::new(shared), &targets)?))
     }
 
     /// Resets the controller of drive number `drive`, also under load, and waits for the outcome.

@@ -42,6 +42,7 @@ pub(super) struct Op {
     /// The memory: present from submission until it is handed out or leaked.
     pub lent: Option<Lent>,
     pub tag: u64,
+    /// In the namespace: a partition's start is added.
     pub offset: u64,
     /// Ticks at the first look at it; 0 before that.
     pub born: u64,

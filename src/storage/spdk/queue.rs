@@ -58,6 +58,8 @@ pub(super) struct Port {
     pub lane: u16,
     /// log2 of the block size.
     shift: u8,
+    /// First byte of the drive in the namespace: not 0 for a partition.
+    start: u64,
     max_transfer: u32,
     boundary: u32,
     pub namespace: u32,
@@ -118,6 +120,7 @@ impl SpdkQueue {
                 ns,
                 lane: place.controller as u16,
                 shift: info.block_size.trailing_zeros() as u8,
+                start: info.start,
                 max_transfer: place.max_transfer,
                 boundary: place.boundary,
                 namespace: place.namespace,
@@ -329,11 +332,12 @@ impl Queue for SpdkQueue {
         let lent = slot.lend();
         let start = (lent.addr() as usize).wrapping_sub(self.arena.base() as usize);
         assert!(start < self.arena.len(), "a slot of another arena than the queue's");
-        let mode = self.lanes[usize::from(self.ports[usize::from(drive)].lane)].mode;
+        let port = &self.ports[usize::from(drive)];
+        let (mode, first) = (self.lanes[usize::from(port.lane)].mode, port.start);
         let op = self.table().op(index);
         op.lent = Some(lent);
         op.tag = tag;
-        op.offset = offset;
+        op.offset = first + offset;
         op.born = 0;
         op.len = len;
         op.drive = drive;
@@ -421,6 +425,7 @@ mod tests {
             ns: std::ptr::null_mut(),
             lane: 0,
             shift: 9,
+            start: 0,
             max_transfer,
             boundary,
             namespace: 1,

@@ -5,7 +5,7 @@ use crate::error::{Error, Kind, Result};
 use crate::host::Root;
 use crate::host::block::BlockDevice;
 use crate::host::pci::Address;
-use crate::storage::DriveName;
+use crate::storage::{DriveName, Within};
 
 /// What is to be attached.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,36 +18,45 @@ pub(super) struct Target {
     pub pci: Option<Address>,
     /// Number of the namespace; `None` takes the first active one.
     pub namespace: Option<u32>,
+    /// Number of the partition in it; `None` for all of it.
+    pub partition: Option<u32>,
 }
 
 /// Drivers of the kernel that hand a function to user space.
 const USERSPACE: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
 
-/// Finds out what `name` stands for, and checks that its PCI function is bound to a driver that
-/// SPDK can use it through. Reads /sys below `root`; touches no device.
+/// Finds out what `at`, which is called `name`, stands for, and checks that its PCI function is
+/// bound to a driver that SPDK can use it through. Reads /sys below `root`; touches no device.
 ///
 /// # Errors
 ///
 /// `Usage` for names that are none, or are another backend's; `NotFound`; `Busy` where the
 /// kernel's driver has the drive, with the command that binds it.
-pub(super) fn resolve(root: &Root, name: &str) -> Result<Target> {
-    let (plain, namespace) = split_namespace(name)?;
-    let whole = |trid: String, pci| Target { name: name.to_owned(), trid, pci, namespace };
-    match plain.parse::<DriveName>()? {
-        DriveName::Pci(address) => {
-            check_driver(root, name, address)?;
-            Ok(whole(format!("trtype:PCIe traddr:{address}"), Some(address)))
+pub(super) fn resolve(root: &Root, name: &str, at: &DriveName) -> Result<Target> {
+    let target = |trid: String, pci, within: &Within| Target {
+        name: name.to_owned(),
+        trid,
+        pci,
+        namespace: within.namespace,
+        partition: within.partition,
+    };
+    match at {
+        DriveName::Pci(address, within) => {
+            check_driver(root, name, *address)?;
+            Ok(target(format!("trtype:PCIe traddr:{address}"), Some(*address), within))
         }
-        DriveName::Transport(trid) => match pci_of(&trid) {
+        DriveName::Transport(trid, within) => match pci_of(trid) {
             Some(address) => {
                 let address = address.parse()?;
                 check_driver(root, name, address)?;
-                Ok(whole(trid, Some(address)))
+                Ok(target(trid.clone(), Some(address), within))
             }
-            None => Ok(whole(trid, None)),
+            None => Ok(target(trid.clone(), None, within)),
         },
         DriveName::Path(path) => {
-            let block = path
+            // A link of /dev/disk leads to it as well.
+            let node = std::fs::canonicalize(root.path(path)).unwrap_or_else(|_| path.clone());
+            let block = node
                 .file_name()
                 .and_then(|file| BlockDevice::by_name(root, &file.to_string_lossy()).ok());
             match block.and_then(|block| block.pci) {
@@ -67,25 +76,6 @@ pub(super) fn resolve(root: &Root, name: &str) -> Result<Target> {
         DriveName::Memory(_) => Err(Error::usage(format!("{name} is not a drive of SPDK's"))
             .remedy("use --backend mem for drives in memory")),
     }
-}
-
-/// Splits a trailing ` ns:N` off.
-fn split_namespace(name: &str) -> Result<(String, Option<u32>)> {
-    let mut namespace = None;
-    let mut words = Vec::new();
-    for word in name.split_ascii_whitespace() {
-        match word.get(..3).filter(|key| key.eq_ignore_ascii_case("ns:")) {
-            None => words.push(word),
-            Some(_) => {
-                let number = word[3..].parse().ok().filter(|number| *number != 0);
-                namespace = Some(number.ok_or_else(|| {
-                    Error::usage(format!("\"{word}\" in \"{name}\" is not a namespace"))
-                        .remedy("write it like ns:1")
-                })?);
-            }
-        }
-    }
-    Ok((words.join(" "), namespace))
 }
 
 /// The PCI address in a transport id of type PCIe.
@@ -169,6 +159,11 @@ fn check_group(root: &Root, name: &str, address: Address, driver: &str) -> Resul
 mod tests {
     use super::*;
 
+    /// As the storage does it.
+    fn resolve(root: &Root, name: &str) -> Result<Target> {
+        super::resolve(root, name, &name.parse()?)
+    }
+
     fn tree(driver: Option<&str>) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         let device = dir.path().join("sys/bus/pci/devices/0000:5e:00.0");
@@ -188,9 +183,9 @@ mod tests {
     #[test]
     fn a_bound_function_is_found_with_its_namespace() {
         let dir = tree(Some("vfio-pci"));
-        let target = resolve(&Root::at(dir.path()), "5e:00.0 ns:3").unwrap();
+        let target = resolve(&Root::at(dir.path()), "5e:00.0 ns:3 part:2").unwrap();
         assert_eq!(target.trid, "trtype:PCIe traddr:0000:5e:00.0");
-        assert_eq!(target.namespace, Some(3));
+        assert_eq!((target.namespace, target.partition), (Some(3), Some(2)));
         let target =
             resolve(&Root::at(dir.path()), "trtype:PCIe traddr:0000:5e:00.0 ns:1").unwrap();
         assert_eq!(target.pci.unwrap().bus, 0x5e);

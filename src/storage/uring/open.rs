@@ -71,11 +71,18 @@ pub(super) fn open(
 fn path_of(root: &Root, name: &DriveName) -> Result<PathBuf> {
     match name {
         DriveName::Path(path) => Ok(path.clone()),
-        DriveName::Pci(address) => {
-            Ok(PathBuf::from(format!("/dev/{}", block::of_pci(root, *address)?)))
+        DriveName::Pci(address, within) => {
+            let disk = block::of_pci(root, *address, within.namespace)?;
+            let device = match within.partition {
+                None => disk,
+                Some(number) => block::partition(root, &disk, number)?,
+            };
+            Ok(PathBuf::from(format!("/dev/{device}")))
         }
-        DriveName::Transport(id) => Err(Error::usage(format!("\"{id}\" is an SPDK transport id"))
-            .remedy("use --backend spdk, or name the drive by path or PCI address")),
+        DriveName::Transport(id, _) => {
+            Err(Error::usage(format!("\"{id}\" is an SPDK transport id"))
+                .remedy("use --backend spdk, or name the drive by path or PCI address"))
+        }
         DriveName::Memory(_) => Err(Error::usage(format!("{name} is not a drive of the kernel"))
             .remedy("use --backend mem, or name a file on tmpfs")),
     }
