@@ -27,4 +27,8 @@ pub mod storage;
 pub mod units;
 pub mod wire;
 
+#[cfg(test)]
+#[path = "../tests/support/skip.rs"]
+pub(crate) mod skip;
+
 pub use error::{Error, Result};

@@ -4,7 +4,7 @@ mod fabric;
 mod support;
 
 use std::net::SocketAddr;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric::{
@@ -57,16 +57,13 @@ contract_tests!(
     steady_state_allocates_nothing,
 );
 
-/// Says once for the whole program if it is not.
+/// Says so for the running test if it is not.
 fn rdma_is_here() -> bool {
-    static HERE: LazyLock<bool> = LazyLock::new(|| {
-        let here = fabric::rdma_address().is_some();
-        if !here {
-            support::skip("fabric_contract rdma", "no RDMA device; scripts/vm --rxe 1 has one");
-        }
-        here
-    });
-    *HERE
+    let here = fabric::rdma_address().is_some();
+    if !here {
+        support::skip(&support::this_test(), "no RDMA device here; tests/guest/rdma.sh runs it");
+    }
+    here
 }
 
 mod contract {

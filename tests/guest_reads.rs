@@ -1,6 +1,6 @@
-//! Bytes that a server on real (emulated) drives sends, compared with what the drives hold. Run by
-//! tests/guest/uring-rdma.sh, whose guest fills its drives with keystreams that can be computed, and
-//! by tests/guest/paths.sh, which compares the two data paths.
+//! Bytes that a server on real (emulated) drives sends, compared with what the drives hold.
+//! tests/guest/uring-rdma.sh runs it, whose guest fills its drives with keystreams that can be
+//! computed; and tests/guest/paths.sh, which compares the two data paths.
 
 mod support;
 

@@ -15,7 +15,7 @@ use millrace::fabric::{Arrival, Channel, Closed, ConnectConfig};
 use millrace::memory::{Arena, ArenaSpec, Pages, SlotPool, seal};
 use millrace::wire::{Reason, Request, Status};
 use rdma_server::{Options, Server, device_address, fill, wait_until};
-use support::skip;
+use support::{skip, this_test};
 use zerocopy::{FromBytes, IntoBytes};
 
 #[global_allocator]
@@ -119,10 +119,9 @@ impl Client {
     }
 }
 
-/// Says once for all tests of this program that they need a device.
+/// Says that the running test needs a device.
 fn skip_all() {
-    static SAID: std::sync::Once = std::sync::Once::new();
-    SAID.call_once(|| skip("rdma_guest", "no RDMA device here; tests/guest/rdma.sh runs it"));
+    skip(&this_test(), "no RDMA device here; tests/guest/rdma.sh runs it");
 }
 
 macro_rules! device_or_skip {

@@ -1,11 +1,12 @@
 //! The userspace backend on PCI functions: run in a guest by tests/guest/spdk.sh, which names the
 //! drives (bound to vfio-pci) in the environment. Writes to them.
 
+#[path = "support/skip.rs"]
+mod skip;
 #[path = "storage_contract/suite.rs"]
 mod suite;
 
 use std::collections::HashSet;
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 use millrace::error::IoStatus;
@@ -30,7 +31,7 @@ fn drives(test: &str, name: &str) -> Option<Vec<String>> {
     match std::env::var(name) {
         Ok(list) if !list.is_empty() => Some(list.split(',').map(str::to_owned).collect()),
         _ => {
-            let _ = writeln!(std::io::stderr(), "SKIP {test}: {name} names no drive");
+            skip::skip(test, &format!("{name} names no drive; tests/guest/spdk.sh runs it"));
             None
         }
     }

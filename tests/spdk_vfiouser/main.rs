@@ -3,11 +3,12 @@
 mod faults;
 mod format;
 mod parts;
+#[path = "../support/skip.rs"]
+mod skip;
 #[path = "../storage_contract/suite.rs"]
 mod suite;
 mod target;
 
-use std::io::Write;
 use std::sync::{Mutex, MutexGuard};
 
 use millrace::fabric::rdma;
@@ -40,7 +41,7 @@ fn start(test: &str, controllers: &[&[Drive]]) -> Option<(MutexGuard<'static, ()
     match Target::start(controllers) {
         Ok(target) => Some((turn, target)),
         Err(reason) => {
-            let _ = writeln!(std::io::stderr(), "SKIP {test}: {reason}");
+            skip::skip(test, &reason);
             None
         }
     }

@@ -8,7 +8,7 @@ use millrace::storage::uring::{UringOptions, UringStorage};
 use millrace::storage::{Command, DriveName, OpenMode, Operation, Storage, mem};
 
 use crate::backends::{BYTES, make_file, open, registrations};
-use crate::skip;
+use crate::skip::skip;
 use crate::suite::{self, Rig};
 
 /// A loop device over a file, taken away when it is dropped.

@@ -5,7 +5,8 @@ mod loops;
 mod properties;
 mod suite;
 
-use std::io::Write;
+#[path = "../support/skip.rs"]
+mod skip;
 
 use millrace::memory::Pages;
 use millrace::memory::seal::CountingAllocator;
@@ -15,8 +16,3 @@ const PAGES: Pages = Pages::Base;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
-
-/// Says that a test could not run, past the capture of the test's output.
-fn skip(test: &str, reason: &str) {
-    let _ = writeln!(std::io::stderr(), "SKIP {test}: {reason}");
-}

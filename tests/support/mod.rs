@@ -3,10 +3,14 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
-use std::io::{BufRead, BufReader, Read, Write};
+mod skip;
+
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+pub use skip::*;
 
 /// The built program.
 pub fn millrace() -> Command {
@@ -187,18 +191,6 @@ pub fn seeded_file(path: &Path, len: usize) -> Vec<u8> {
 /// A folder on a disk filesystem (O_DIRECT works there), below the build's own.
 pub fn disk_dir() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder in the target folder")
-}
-
-/// Says that a test cannot run here and why: on standard error, and in the file that
-/// `MILLRACE_SKIPS` names, from which `scripts/test` makes its summary.
-pub fn skip(test: &str, why: &str) {
-    // Not by eprintln, which the test harness captures.
-    let text = format!("skipped: {test}: {why}\n");
-    std::io::stderr().write_all(text.as_bytes()).expect("standard error can be written");
-    if let Some(path) = std::env::var_os("MILLRACE_SKIPS") {
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
-        writeln!(file.expect("the list of skips"), "{test}: {why}").expect("it can be written");
-    }
 }
 
 /// True where a program of this name can be run.

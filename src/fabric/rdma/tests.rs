@@ -1,6 +1,5 @@
 //! What only a client with its insides open can do wrong. Needs a device, as tests/rdma_guest.rs.
 
-use std::io::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +15,7 @@ use crate::fabric::{
 };
 use crate::host::Root;
 use crate::memory::{Arena, ArenaSpec, Pages, SlotPool};
+use crate::skip::{skip, this_test};
 use crate::wire::{CheckMode, Completion, Reason, Request, Status, Welcome};
 
 const GRANTED: u16 = 4;
@@ -24,16 +24,6 @@ const SLOT: usize = 4096;
 fn arena(slots: usize) -> Arc<Arena> {
     let spec = ArenaSpec { bytes: slots * SLOT, pages: Pages::Base, node: None };
     Arc::new(Arena::map(&spec).unwrap())
-}
-
-/// Says so on standard error, uncaptured, and in the list that `scripts/test` shows.
-fn skip(why: &str) {
-    let line = format!("fabric::rdma::tests: {why}\n");
-    std::io::stderr().write_all(format!("skipped: {line}").as_bytes()).unwrap();
-    if let Some(path) = std::env::var_os("MILLRACE_SKIPS") {
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
-        file.unwrap().write_all(line.as_bytes()).unwrap();
-    }
 }
 
 fn config(credits: u16) -> ConnectConfig {
@@ -88,8 +78,7 @@ fn serve_until_closed(
     let ports = devices.iter().flat_map(|device| &device.ports);
     let mut ips = ports.flat_map(|port| &port.gids).map(device::Gid::ip);
     let Some(ip) = ips.find(std::net::IpAddr::is_ipv4) else {
-        static SAID: std::sync::Once = std::sync::Once::new();
-        SAID.call_once(|| skip("no RDMA device here; tests/guest/rdma.sh runs them"));
+        skip(&this_test(), "no RDMA device here; tests/guest/rdma.sh runs it");
         return None;
     };
     let listener = RdmaListener::bind(SocketAddr::new(ip, 0)).unwrap();
@@ -299,7 +288,7 @@ fn a_client_that_says_nothing_runs_out_of_time() {
 fn without_a_device_the_error_says_how_to_get_one() {
     let root = Root::system();
     if !device::list(&root).unwrap().is_empty() {
-        return skip("one test is for machines without an RDMA device");
+        return skip(&this_test(), "this machine has an RDMA device");
     }
     let error = RdmaListener::bind("127.0.0.1:0".parse().unwrap()).unwrap_err();
     assert_eq!(error.kind(), crate::error::Kind::Unsupported);

@@ -2,6 +2,7 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use super::*;
+use crate::skip::skip;
 
 /// A disk in memory.
 struct Made {
@@ -266,9 +267,7 @@ fn other_programs_agree() {
     let mbr = "label: dos\nstart=2048, size=2048, type=83\nstart=4096, size=20480, type=5\n\
                start=6144, size=2048, type=83\nstart=10240, size=4096, type=83\n\
                start=16384, size=2048, type=83\n";
-    let skip = |what: &str| {
-        let _ = writeln!(std::io::stderr(), "SKIP other_programs_agree: {what}");
-    };
+    let skip = |what: &str| skip("storage::partition other_programs_agree", what);
     for script in [gpt, mbr] {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(16 << 20).unwrap();
@@ -376,8 +375,7 @@ fn the_kernel_agrees() {
         let Some(device) = device.filter(|device| number > 0 || !device.partitions().is_empty())
         else {
             let what = "no loop device, or a kernel without partitions";
-            let _ = writeln!(std::io::stderr(), "SKIP the_kernel_agrees: {what}");
-            return;
+            return skip("storage::partition the_kernel_agrees", what);
         };
         let mut ours: Vec<_> =
             made.with(table).unwrap().iter().map(|p| (p.number, p.start, p.bytes)).collect();

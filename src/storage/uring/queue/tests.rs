@@ -4,6 +4,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use super::*;
 use crate::memory::{ArenaSpec, Pages, Slot, SlotPool};
+use crate::skip::skip;
 use crate::storage::{DriveInfo, OpenMode};
 
 const BLOCK: u32 = 512;
@@ -170,10 +171,8 @@ fn slots_beyond_one_gib_are_in_a_registered_slice() {
     let mut queue = match crate::storage::Storage::queue(&storage, &arena, 32) {
         Ok(queue) => queue,
         Err(e) if e.kind() == Kind::Resource => {
-            let name = "slots_beyond_one_gib_are_in_a_registered_slice";
-            // Not by println, which the test harness keeps to itself.
-            let _ = writeln!(std::io::stderr(), "SKIP {name}: {}", e.report());
-            return;
+            let test = "storage::uring slots_beyond_one_gib_are_in_a_registered_slice";
+            return skip(test, e.what());
         }
         Err(e) => panic!("{}", e.report()),
     };

@@ -1,7 +1,6 @@
-use std::io::Write;
-
 use super::*;
 use crate::memory::{ArenaSpec, Pages};
+use crate::skip::skip;
 
 /// Runs on a thread of its own: capabilities and seccomp filters are a thread's.
 fn on_a_thread<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
@@ -89,12 +88,8 @@ fn too_little_locked_memory_says_need_and_limit() {
     const CAP_IPC_LOCK: u32 = 14;
     let limit = memlock_limit().unwrap_or(u64::MAX);
     if limit > 1 << 28 {
-        let _ = writeln!(
-            // Not by println, which the test harness keeps to itself.
-            std::io::stderr(),
-            "SKIP too_little_locked_memory_says_need_and_limit: the limit is {limit} bytes"
-        );
-        return;
+        let test = "storage::uring too_little_locked_memory_says_need_and_limit";
+        return skip(test, &format!("the limit is {limit} bytes"));
     }
     let error = on_a_thread(move || {
         drop_capabilities(&[CAP_IPC_LOCK]);
