@@ -19,7 +19,10 @@ MILLRACE_TEST_SERVER=$server_address "${MILLRACE_READ_TESTS:?the program of test
 grep -q ' are right' "$out/reads" || fail "contents were not compared"
 ok "contents: $(grep ' are right' "$out/reads")"
 
-for depth in 1 2 4 8 16 32 64; do
+# Every depth on the newer kernel, both ends and the middle on the older.
+depths="1 2 4 8 16 32 64"
+[[ $(uname -r) != 6.1.* ]] || depths="1 8 64"
+for depth in $depths; do
     bench --io-size 1MiB --depth "$depth" --duration 1s --warmup 200ms --rounds 1 --verify \
         --json "$out/depth-$depth.json"
     ok "1 MiB at depth $depth: $(summary "$out/depth-$depth.json")"
