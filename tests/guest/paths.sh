@@ -69,8 +69,9 @@ bad=/dev/$(disk_of mill2)
 # has to be this shell's.
 class_of() {
     serve --backend "$1" "${listen[@]}" "${small[@]}" --device "$bad"
-    if "$millrace" bench --raw --connect "$server_address" --io-size 4KiB --depth 4 --sequential \
-        --duration 3s --hugepages none >"$out/bad" 2>&1; then
+    # One at a time: the kernel merges neighbours of one batch, which then fail as one.
+    if "$millrace" bench --raw --connect "$server_address" --io-size 4KiB --depth 1 --sequential \
+        --duration 5s --hugepages none >"$out/bad" 2>&1; then
         fail "the bad sector was read"
     fi
     class=$(sed -n 's/.* at offset 1048576 of .* failed: .*: \([a-z ]*\) (.*/\1/p' \
