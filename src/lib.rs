@@ -4,8 +4,8 @@
 //! Imports point downward only:
 //!
 //! ```text
-//! main -> cli -> commands -> { server, client, bench, device } -> { storage, fabric }
-//!      -> { memory, wire } -> { host, stats, limits, error }
+//! main -> cli -> commands -> { server, bench, device } -> client -> { storage, fabric }
+//!      -> { memory, check, wire } -> { host, stats, limits, error, units }
 //! ```
 //!
 //! `storage` and `fabric` never know each other; only `server` joins them.
