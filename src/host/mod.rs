@@ -1,14 +1,20 @@
 //! What this host is: read from /sys and /proc below an injectable root, so that tests read
 //! captured trees.
 
+pub mod aer;
 pub mod affinity;
 pub mod block;
+pub mod cpu;
+pub mod fact;
 pub mod facts;
 pub mod hugepages;
+pub mod interrupts;
 pub mod iommu;
 pub mod lock;
+pub mod numa;
 pub mod nvme;
 pub mod pci;
+pub mod sample;
 pub mod signature;
 pub mod usage;
 

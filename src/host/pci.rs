@@ -125,6 +125,13 @@ pub fn numa_node(root: &Root, address: Address) -> Option<u32> {
     root.read(format!("{}/numa_node", dir(address))).ok()?.parse().ok()
 }
 
+/// True where the function is suspended: to read its configuration, of which its link is a part,
+/// would wake it (Documentation/ABI/testing/sysfs-devices-power).
+pub fn is_asleep(root: &Root, address: Address) -> bool {
+    root.read(format!("{}/power/runtime_status", dir(address)))
+        .is_ok_and(|status| matches!(status.as_str(), "suspended" | "suspending"))
+}
+
 /// One state of a PCIe link.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Link {
