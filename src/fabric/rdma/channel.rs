@@ -10,7 +10,7 @@ use super::cm::{CmId, EventChannel, What};
 use super::conn::{Work, WorkId};
 use super::dial::{Dialled, RdmaConfig, SELF, SPARE_RECEIVES};
 use super::ffi::{Cq, Wc, completions, status_text, succeeded};
-use super::mr::{Messages, Mr};
+use super::mr::{Messages, Mr, Probed};
 use super::qp::{Chain, Qp};
 use super::sizing::client_sends;
 use crate::error::{Context as _, Error, Kind, Result};
@@ -56,6 +56,8 @@ pub struct RdmaChannel {
     next_look: Instant,
     // Dropped in this order, after `qp`.
     mr: Mr,
+    #[cfg_attr(not(test), expect(dead_code, reason = "held for the server, which writes to it"))]
+    probed: Probed,
     messages: Arc<Messages>,
     cq: Arc<Cq>,
     id: Arc<CmId>,
@@ -102,7 +104,7 @@ impl RdmaChannel {
 
     /// A channel before its handshake.
     fn over(address: SocketAddr, dialled: Dialled) -> Self {
-        let Dialled { credits, qp, mr, messages, cq, id, events } = dialled;
+        let Dialled { credits, qp, mr, probed, messages, cq, id, events } = dialled;
         Self {
             peer: address,
             welcome: Welcome::new("", crate::wire::CheckMode::None, 0, 0, 0, 0, 0),
@@ -117,6 +119,7 @@ impl RdmaChannel {
             unfinished: 0,
             next_look: Instant::now(),
             mr,
+            probed,
             messages,
             cq,
             id,
@@ -367,6 +370,11 @@ impl RdmaChannel {
     /// Key of the landing arena.
     pub(super) fn key(&self) -> u32 {
         self.mr.rkey()
+    }
+
+    /// True once the server has probed it.
+    pub(super) fn was_probed(&self) -> bool {
+        self.probed.was_written()
     }
 
     /// Stops answering the server's hardware, without a word, as a machine without power does.

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::private::ProbeWord;
 use super::qp::Qp;
 use super::sizing::{HANDSHAKE_SENDS, receives};
 use crate::fabric::handshake::ServerHandshake;
@@ -23,7 +24,7 @@ pub(super) enum Work {
     Payload = 3,
     /// A message of the handshake.
     Handshake = 4,
-    /// A write of nothing, to see whether the peer's machine is still there.
+    /// A write to the probe word, to see whether the peer's machine is still there.
     Probe = 5,
 }
 
@@ -120,6 +121,8 @@ pub(super) struct Conn {
     pub free: Vec<u16>,
     /// Answers that wait for the next flush, or for an entry.
     pub pending: VecDeque<Response>,
+    /// Where the peer lets itself be probed.
+    pub probe: ProbeWord,
     /// Something has completed since the last look for idle connections.
     pub heard: bool,
     /// True while the connection is in the worker's list of those to flush.

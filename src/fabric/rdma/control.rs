@@ -18,7 +18,7 @@ use super::conn::{Conn, Phase, messages_per_conn};
 use super::ffi::{AsyncEvent, Cq, Pd, mtu_bytes};
 use super::mailbox::Mailbox;
 use super::mr::{Access, Messages};
-use super::private::Sizes;
+use super::private::{ProbeWord, Sizes};
 use super::qp::{Qp, QpSpec};
 use super::sizing::{receives, server_completions, server_sends};
 use crate::error::{Context as _, Error, Kind, Result};
@@ -333,6 +333,7 @@ impl Control {
                 log::warn!("{peer} came by {}, which is not served", id.label());
                 Err((id, Reason::Full))
             }
+            Ok(sizes) if sizes.probe.addr == 0 => Err((id, Reason::Value)),
             Ok(sizes) => self.accept(id, sizes),
             Err(reason) => Err((id, reason)),
         };
@@ -381,7 +382,8 @@ impl Control {
         side.budget -= server_completions(credits);
         let qp = Arc::clone(conn.qp.as_ref().expect("just made"));
         let max_payload = asked.max_payload.min(side.config.max_payload);
-        let granted = Sizes { credits, max_payload, mtu: mtu as u8 };
+        let probe = ProbeWord::default();
+        let granted = Sizes { credits, max_payload, mtu: mtu as u8, probe };
         log::debug!(
             "{} connects to worker {}: {credits} credits, path MTU {}",
             id.peer_addr(),
@@ -436,6 +438,7 @@ impl Control {
             sending: (0..credits).map(|_| None).collect(),
             free: (0..credits).rev().collect(),
             pending: VecDeque::with_capacity(credits.into()),
+            probe: asked.probe,
             heard: false,
             dirty: false,
         };

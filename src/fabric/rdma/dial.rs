@@ -8,7 +8,7 @@ use super::cm::{CmEvent, CmId, EventChannel, What, as_place};
 use super::conn::{Work, WorkId};
 use super::device;
 use super::ffi::{Cq, Pd, available, mtu_bytes, wait_readable};
-use super::mr::{Access, Messages, Mr};
+use super::mr::{Access, Messages, Mr, Probed};
 use super::private::Sizes;
 use super::qp::{Qp, QpSpec};
 use super::sizing::client_sends;
@@ -72,6 +72,7 @@ pub(super) struct Dialled {
     pub credits: u16,
     pub qp: Qp,
     pub mr: Mr,
+    pub probed: Probed,
     pub messages: Arc<Messages>,
     pub cq: Arc<Cq>,
     pub id: Arc<CmId>,
@@ -140,6 +141,7 @@ impl Dialled {
         }
         let cq = Cq::new(&pd, receives + sends)?;
         let mr = Mr::register(&pd, arena, Access::RemoteWrite)?;
+        let probed = Probed::new(&pd)?;
         // Receives first, then one record per request, then the handshake's.
         let count = receives as usize + usize::from(credits) + 1;
         let messages = Messages::new(&pd, count, arena.node())?;
@@ -151,7 +153,7 @@ impl Dialled {
             qp.post_receive(entry as usize, work).context(|| doing.clone())?;
         }
         let (max_payload, mtu) = (config.max_payload, limits.active_mtu as u8);
-        let asked = Sizes { credits, max_payload, mtu };
+        let asked = Sizes { credits, max_payload, mtu, probe: probed.word() };
         id.connect(qp.number(), &asked.encode()).context(|| doing.clone())?;
         let response = await_event(&events, What::ConnectResponse, deadline, &doing)?;
         let granted = Sizes::decode(response.private()).map_err(|reason| {
@@ -163,6 +165,6 @@ impl Dialled {
         id.establish().context(|| doing.clone())?;
         log::debug!("connected to {address} by {choice}, path MTU {}", mtu_bytes(mtu));
 
-        Ok(Self { credits, qp, mr, messages, cq, id, events })
+        Ok(Self { credits, qp, mr, probed, messages, cq, id, events })
     }
 }

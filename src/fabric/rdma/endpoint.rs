@@ -29,8 +29,8 @@ const DRAIN: Duration = Duration::from_secs(2);
 const SCAN: Duration = Duration::from_millis(10);
 
 /// Time between two looks for idle connections. Those that had no completion in between are
-/// sent a write of nothing: a peer whose machine vanished without a word is found out by it after
-/// 15 to 30 s, and the 4 to 15 s that the hardware takes to give up.
+/// probed by a write to their probe word: a peer whose machine vanished without a word is found
+/// out after 15 to 30 s, and the 4 to 15 s that the hardware takes to give up.
 const PROBE: Duration = Duration::from_secs(15);
 
 /// Turns between two looks at the clock where no connection has a deadline.

@@ -9,6 +9,7 @@ use rdma_sys as sys;
 use sys::ibv_access_flags;
 
 use super::ffi::{Pd, verb};
+use super::private::{PROBE_BYTES, ProbeWord};
 use crate::error::{Error, Kind, Result};
 use crate::fabric::handshake::Message;
 use crate::limits::MESSAGE_SIZE;
@@ -134,6 +135,34 @@ fn refused(need: u64, limit: Option<u64>, cause: io::Error) -> Error {
 pub(super) struct Messages {
     mr: Mr,
     count: usize,
+}
+
+/// The word of a client that the server writes to where the connection is silent: memory of its
+/// own, so that its key opens nothing else.
+#[derive(Debug)]
+pub(super) struct Probed(Mr);
+
+impl Probed {
+    /// Maps and registers it.
+    pub fn new(pd: &Arc<Pd>) -> Result<Self> {
+        let spec = ArenaSpec { bytes: PROBE_BYTES as usize, pages: Pages::Base, node: None };
+        let arena = Arena::map(&spec)
+            .map_err(|e| Error::new(e.kind(), "no memory for the probe word").caused_by(e))?;
+        Mr::register(pd, &Arc::new(arena), Access::RemoteWrite).map(Self)
+    }
+
+    /// What the server is told.
+    pub fn word(&self) -> ProbeWord {
+        ProbeWord { addr: self.0.arena.base() as u64, rkey: self.0.rkey }
+    }
+
+    /// True once something was written to it.
+    #[cfg(test)]
+    pub fn was_written(&self) -> bool {
+        // SAFETY: the arena has these 8 bytes, aligned to a page and zeroed by the kernel. No Rust
+        // reference to them exists.
+        unsafe { self.0.arena.base().cast::<u64>().read_volatile() != 0 }
+    }
 }
 
 impl Messages {

@@ -33,13 +33,15 @@ impl RdmaEndpoint {
         done.map_err(|_| Closed::Transport)
     }
 
-    /// Writes nothing to the peer, whose hardware answers. Its program sees nothing of it, and no
-    /// receive is used up. The send queue is empty, so there is room.
+    /// Writes to the peer's probe word, which its hardware acknowledges. Its program sees nothing
+    /// of it, and no receive is used up. The send queue is empty, so there is room.
     pub(super) fn send_probe(&mut self, id: ConnId) {
         let Self { conns, chain, .. } = self;
         let Some(conn) = conns[id.index as usize].as_deref_mut() else { return };
-        chain.push_probe(WorkId::of(id, Work::Probe, 0).pack());
-        // SAFETY: the chain's WRITE names no memory.
+        // The bytes are those of the challenge, which the peer had before: kind, version, magic.
+        let work = WorkId::of(id, Work::Probe, 0).pack();
+        chain.push_probe(conn.qp(), work, conn.handshake_at(0), conn.probe);
+        // SAFETY: the chain's WRITE is of the messages' memory, which the QP keeps registered.
         match unsafe { chain.post(conn.qp(), |_| {}) } {
             Ok(()) => conn.sends += 1,
             Err(_) => self.begin_close(id, Closed::Transport),

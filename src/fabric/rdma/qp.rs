@@ -11,6 +11,7 @@ use sys::{ibv_access_flags, ibv_qp_attr_mask as mask, ibv_qp_state as state, ibv
 use super::cm::{CmId, RETRIES, RNR_RETRIES};
 use super::ffi::{Cq, Pd, verb};
 use super::mr::{Access, Messages};
+use super::private::{PROBE_BYTES, ProbeWord};
 use crate::error::{Context as _, Result};
 use crate::limits::MESSAGE_SIZE;
 
@@ -236,14 +237,15 @@ impl Chain {
         target.rdma = sys::rdma_t { remote_addr, rkey };
     }
 
-    /// Appends a signalled RDMA WRITE of no bytes: address and key are not looked at (InfiniBand
-    /// Architecture Specification, volume 1, C9-88).
-    pub fn push_probe(&mut self, wr_id: u64) {
-        let flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
-        let nothing = sys::ibv_sge { addr: 0, length: 0, lkey: 0 };
-        let target = self.push(wr_id, sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE, flags, nothing);
-        target.rdma = sys::rdma_t { remote_addr: 0, rkey: 0 };
-        self.requests.last_mut().expect("pushed above").num_sge = 0;
+    /// Appends a signalled RDMA WRITE of the first bytes of message `index` to a probe word.
+    pub fn push_probe(&mut self, qp: &Qp, wr_id: u64, index: usize, word: ProbeWord) {
+        let mut flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
+        if qp.inline {
+            flags |= ibv_send_flags::IBV_SEND_INLINE.0;
+        }
+        let entry = sys::ibv_sge { length: PROBE_BYTES, ..qp.messages.entry(index) };
+        let target = self.push(wr_id, sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE, flags, entry);
+        target.rdma = sys::rdma_t { remote_addr: word.addr, rkey: word.rkey };
     }
 
     /// Appends a SEND of message `index`.

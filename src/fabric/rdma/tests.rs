@@ -221,6 +221,7 @@ fn a_silent_client_is_probed_and_keeps_its_connection() {
         let mut slots = SlotPool::new(arena(1), SLOT, 1).unwrap();
         let mut channel = connect(address, 1, slots.arena());
         std::thread::sleep(Duration::from_secs(2));
+        assert!(channel.was_probed(), "by a message that has bytes");
         (1..20).for_each(|id| read(&mut channel, &mut slots, id));
     }) else {
         return;
