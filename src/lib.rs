@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! main -> cli -> commands -> { server, bench, device } -> client -> { storage, fabric }
-//!      -> { memory, check, wire } -> { host, stats, limits, error, units }
+//!      -> { memory, object, check, wire } -> { host, stats, limits, error, units }
 //! ```
 //!
 //! `storage` and `fabric` never know each other; only `server` joins them.
@@ -21,6 +21,7 @@ pub mod fabric;
 pub mod host;
 pub mod limits;
 pub mod memory;
+pub mod object;
 pub mod server;
 pub mod stats;
 pub mod storage;
