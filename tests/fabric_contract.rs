@@ -133,7 +133,7 @@ mod contract {
 
     pub fn tokens_are_checked<F: Fabric>() {
         let mut config = endpoint_config();
-        config.token = Some(Arc::from(&b"right"[..]));
+        config.token = Some(Arc::from(&b"right"[..])).into();
         let server = Server::start::<F>(config, Manner::Prompt);
         let error = failure::<F>(server.addr, Some("wrong"));
         assert_eq!(error.kind(), Kind::Denied);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use millrace::client::{Client, ClientOptions, Done, Read, Submitted};
 use millrace::fabric::tcp::{TcpListener, TcpOptions};
 use millrace::memory::{Pages, seal};
-use millrace::server::{ServeOptions, Server};
+use millrace::server::{ServeOptions, Server, Shard};
 use millrace::storage::mem::MemStorage;
 use millrace::storage::name::DriveName;
 use millrace::storage::uring::{UringOptions, UringStorage};
@@ -37,17 +37,17 @@ fn start<S: Storage + 'static>(storage: S) -> Server {
         check: CheckMode::Crc,
         credits: 16,
         max_connections: 8,
-        token: Some(Arc::from(&b"0123456789abcdef"[..])),
+        token: Some(Arc::from(&b"0123456789abcdef"[..])).into(),
         deadline: Duration::from_secs(30),
         drain: Duration::from_secs(5),
         handshake_timeout: Duration::from_secs(5),
     };
-    Server::start(storage, listener, options).unwrap()
+    Server::start(vec![Shard::new("0", storage, listener, options).unwrap()]).unwrap()
 }
 
 /// Loads the server for as long, and gives the number of reads.
 fn load(server: &Server, time: Duration) -> u64 {
-    let address = format!("tcp://{}", server.address());
+    let address = format!("tcp://{}", server.shards()[0].address);
     let options = ClientOptions {
         depth: 16,
         max_read: 1 << 20,

@@ -17,6 +17,7 @@ pub mod handshake;
 mod ids;
 pub mod rdma;
 pub mod tcp;
+mod token;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +25,8 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::memory::{Arena, Slot};
 use crate::wire;
+
+pub use token::Token;
 
 /// A connection of one worker: a place in its table and how often that place was reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -45,8 +48,8 @@ pub struct EndpointConfig {
     pub credits: u16,
     /// Largest payload in bytes (the slot size).
     pub max_payload: u32,
-    /// Shared secret; `None` accepts everybody.
-    pub token: Option<Arc<[u8]>>,
+    /// The secret that clients must know.
+    pub token: Token,
     /// What the server tells a client once it is accepted.
     pub welcome: wire::Welcome,
     /// Time that a peer has for the handshake.
@@ -113,6 +116,24 @@ pub enum Closed {
     Unauthenticated,
     /// This side closed it.
     ByUs,
+}
+
+impl Closed {
+    /// One word for each reason, by [`Closed::number`].
+    pub const WORDS: [&str; 6] =
+        ["by_peer", "transport", "protocol", "handshake_timeout", "unauthenticated", "by_us"];
+
+    /// Its place in [`Closed::WORDS`].
+    pub fn number(self) -> usize {
+        match self {
+            Closed::ByPeer => 0,
+            Closed::Transport => 1,
+            Closed::Protocol(_) => 2,
+            Closed::HandshakeTimeout => 3,
+            Closed::Unauthenticated => 4,
+            Closed::ByUs => 5,
+        }
+    }
 }
 
 /// What an endpoint reports to its worker.
@@ -188,6 +209,9 @@ pub trait Listener: Send + Sync {
     /// The endpoint of one worker; its slots are all of `arena`. Called once per worker on that
     /// worker's thread, before [`Listener::run`].
     fn endpoint(&self, config: EndpointConfig, arena: &Arc<Arena>) -> Result<Self::Endpoint>;
+
+    /// By what it carries the messages.
+    fn fabric(&self) -> address::FabricKind;
 
     /// The address that is listened on, with the real port.
     fn local_addr(&self) -> std::net::SocketAddr;

@@ -21,17 +21,26 @@ pub fn allowed() -> Result<Vec<usize>> {
 
 /// Pins the calling thread to one CPU.
 pub fn pin(cpu: usize) -> Result<()> {
-    if cpu >= CPUS {
-        return Err(Error::usage(format!("CPU {cpu} is out of range")));
-    }
+    restrict(&[cpu])
+}
+
+/// Keeps the calling thread, and threads that it starts from now on, to these CPUs.
+pub fn restrict(cpus: &[usize]) -> Result<()> {
     // SAFETY: as in `allowed`.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: cpu is below CPU_SETSIZE.
-    unsafe { libc::CPU_SET(cpu, &mut set) };
+    for cpu in cpus.iter().copied() {
+        if cpu >= CPUS {
+            return Err(Error::usage(format!("CPU {cpu} is out of range")));
+        }
+        // SAFETY: cpu is below CPU_SETSIZE.
+        unsafe { libc::CPU_SET(cpu, &mut set) };
+    }
     // SAFETY: the kernel reads the given size of the set; 0 is the calling thread.
     if unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) } != 0 {
         let cause = std::io::Error::last_os_error();
-        return Err(Error::new(Kind::Usage, format!("cannot pin a thread to CPU {cpu}"))
+        let named: Vec<String> = cpus.iter().map(usize::to_string).collect();
+        let named = named.join(", ");
+        return Err(Error::new(Kind::Usage, format!("cannot pin a thread to CPU {named}"))
             .caused_by(cause)
             .remedy("name CPUs that are online and in this process's cpuset by --cores"));
     }
@@ -68,6 +77,14 @@ pub fn process_cpu_ns() -> Result<(u64, u64)> {
     }
     let nanos = |t: libc::timeval| t.tv_sec as u64 * 1_000_000_000 + t.tv_usec as u64 * 1_000;
     Ok((nanos(usage.ru_utime), nanos(usage.ru_stime)))
+}
+
+/// The monotonic clock (CLOCK_MONOTONIC) in microseconds, as service managers compare it.
+pub fn monotonic_us() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel fills in the struct; this clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000
 }
 
 /// Parses a CPU list as the kernel writes it: `0,2-4`. Duplicates are refused.

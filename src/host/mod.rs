@@ -11,11 +11,14 @@ pub mod hugepages;
 pub mod interrupts;
 pub mod iommu;
 pub mod lock;
+pub mod net;
+pub mod notify;
 pub mod numa;
 pub mod nvme;
 pub mod pci;
 pub mod sample;
 pub mod signature;
+pub mod topology;
 pub mod usage;
 
 use std::path::{Path, PathBuf};

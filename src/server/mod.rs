@@ -13,8 +13,14 @@
 //! ```
 
 mod admit;
+mod http;
+mod metrics;
 mod run;
+mod shard;
 mod worker;
 
-pub use run::{ServeOptions, Server};
+pub use http::MetricsServer;
+pub use metrics::render as render_metrics;
+pub use run::{Server, View};
+pub use shard::{ServeOptions, Shard, ShardInfo};
 pub use worker::{Worker, WorkerOptions};

@@ -1,73 +1,29 @@
-//! Starts the workers and the listener, and stops them.
+//! Starts the workers and the listeners of all shards, and stops them.
 
-use std::net::SocketAddr;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::channel;
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
 
-use super::worker::{Worker, WorkerOptions};
+use super::shard::{Body, Run, Shard, ShardInfo};
 use crate::error::{Context, Error, Kind, Result};
-use crate::fabric::{EndpointConfig, Listener};
-use crate::host::affinity;
-use crate::limits::{
-    MAX_CONNECTIONS, MAX_CREDITS, MAX_DEPTH, MAX_DRIVES, MAX_PENDING, MAX_WORKERS, SLOTS_PER_DEPTH,
-};
-use crate::memory::{ArenaSpec, Pages, SlotPool};
 use crate::stats::{Counters, Snapshot};
-use crate::storage::{DriveInfo, Storage};
-use crate::wire::{CheckMode, Welcome};
 
-/// How a server runs.
-#[derive(Debug, Clone)]
-pub struct ServeOptions {
-    /// One worker is pinned to each of these CPUs.
-    pub cores: Vec<usize>,
-    /// Requests of one worker on its drives at once.
-    pub depth: u32,
-    /// Size of a slot in bytes: the largest request.
-    pub slot_size: usize,
-    /// Pages of the arenas.
-    pub pages: Pages,
-    /// NUMA node of the arenas; `None`: that of the drives, where they agree.
-    pub node: Option<u32>,
-    /// What to do with the bytes that were read.
-    pub check: CheckMode,
-    /// Requests that one connection may have in flight.
-    pub credits: u16,
-    /// Connections of one worker.
-    pub max_connections: usize,
-    /// Shared secret; `None` accepts everybody.
-    pub token: Option<Arc<[u8]>>,
-    /// Time within which each request is answered.
-    pub deadline: Duration,
-    /// Time that requests in flight have once the server stops.
-    pub drain: Duration,
-    /// Time that a client has for the handshake.
-    pub handshake_timeout: Duration,
+/// What a running server shows of itself: constant facts, and counters that its workers write.
+#[derive(Debug, Default)]
+pub struct View {
+    /// Its shards.
+    pub shards: Vec<ShardInfo>,
+    /// The counters of each shard's workers, by shard and worker.
+    pub counters: Vec<Vec<Arc<Counters>>>,
 }
 
-impl ServeOptions {
-    fn validate(&self, drives: usize) -> Result<()> {
-        let within = |what: &str, value: usize, most: usize| {
-            if (1..=most).contains(&value) {
-                Ok(())
-            } else {
-                Err(Error::usage(format!("{what} of {value} is not possible: 1 to {most} are")))
-            }
-        };
-        within("a number of drives", drives, MAX_DRIVES)?;
-        within("a number of workers", self.cores.len(), MAX_WORKERS)?;
-        within("a depth", self.depth as usize, MAX_DEPTH as usize)?;
-        within("a number of credits", self.credits.into(), MAX_CREDITS.into())?;
-        within("a number of connections", self.max_connections, MAX_CONNECTIONS)?;
-        within("connections times credits", self.max_pending(), MAX_PENDING)?;
-        SlotPool::check_slot_size(self.slot_size)
-    }
-
-    fn max_pending(&self) -> usize {
-        self.max_connections * usize::from(self.credits)
+impl View {
+    /// The counters of all workers, added up.
+    pub fn snapshot(&self) -> Snapshot {
+        let all = self.counters.iter().flatten();
+        all.map(|c| c.snapshot()).fold(Snapshot::default(), Snapshot::plus)
     }
 }
 
@@ -76,34 +32,44 @@ impl ServeOptions {
 pub struct Server {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Result<()>>>,
-    counters: Vec<Arc<Counters>>,
-    address: SocketAddr,
+    view: Arc<View>,
 }
 
 impl Server {
-    /// Opens queues, maps and registers memory, and starts to listen. When it returns, clients
-    /// can connect.
-    pub fn start<S, L>(storage: S, listener: L, options: ServeOptions) -> Result<Self>
-    where
-        S: Storage + 'static,
-        L: Listener + 'static,
-    {
-        options.validate(storage.drives().len())?;
-        let address = listener.local_addr();
-        let shared = Arc::new((storage, listener, options));
-        let stop = Arc::new(AtomicBool::new(false));
-        let mut server = Self { stop, threads: Vec::new(), counters: Vec::new(), address };
+    /// Opens queues, maps and registers memory, and starts to listen, for all of `shards`. When
+    /// it returns, clients can connect to each.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` for no shard at all, two of one name, or two workers on one CPU; else the first
+    /// failure of any thread: nothing is left running then.
+    pub fn start(shards: Vec<Shard>) -> Result<Self> {
+        check_set(&shards)?;
+        let several = shards.len() > 1;
+        let counters: Vec<Vec<Arc<Counters>>> = shards
+            .iter()
+            .map(|Shard { info, .. }| {
+                let one = |_: &usize| Arc::new(Counters::new(info.drives.len()));
+                info.cores.iter().map(one).collect()
+            })
+            .collect();
+        let bodies: Vec<Arc<dyn Body>> = shards.iter().map(|s| Arc::clone(&s.body)).collect();
+        let infos = shards.into_iter().map(|shard| shard.info).collect();
+        let view = Arc::new(View { shards: infos, counters });
+        let mut server = Self { stop: Arc::default(), threads: Vec::new(), view };
         let (ready, outcomes) = channel();
-        for (number, core) in shared.2.cores.iter().copied().enumerate() {
-            let counters = Arc::new(Counters::default());
-            server.counters.push(Arc::clone(&counters));
-            let (shared, stop, ready) =
-                (Arc::clone(&shared), Arc::clone(&server.stop), ready.clone());
-            server.spawn(&format!("worker-{number}"), move || {
-                let (storage, listener, options) = &*shared;
-                affinity::pin(core)?;
-                run_worker(storage, listener, options, number, counters, &stop, &ready)
-            })?;
+        for (place, body) in bodies.iter().enumerate() {
+            for (number, counters) in server.view.counters[place].clone().into_iter().enumerate() {
+                // A thread's name has 15 characters at most, so a shard has its number here.
+                let name = if several {
+                    format!("worker-{place}.{number}")
+                } else {
+                    format!("worker-{number}")
+                };
+                let run = Run { stop: Arc::clone(&server.stop), ready: ready.clone() };
+                let (body, thread) = (Arc::clone(body), name.clone());
+                server.spawn(&name, move || body.work(&thread, number, counters, &run))?;
+            }
         }
         drop(ready);
         let workers = server.threads.len();
@@ -111,8 +77,11 @@ impl Server {
             // One of them ended before it was ready; joining gives its error.
             return Err(server.stop().expect_err("a worker that was not ready has failed"));
         }
-        let stop = Arc::clone(&server.stop);
-        server.spawn("listener", move || shared.1.run(&stop))?;
+        for (place, body) in bodies.into_iter().enumerate() {
+            let stop = Arc::clone(&server.stop);
+            let name = if several { format!("listener-{place}") } else { "listener".into() };
+            server.spawn(&name, move || body.listen(&stop))?;
+        }
         Ok(server)
     }
 
@@ -135,14 +104,19 @@ impl Server {
         Ok(())
     }
 
-    /// The address that is listened on, with the real port.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    /// Its shards.
+    pub fn shards(&self) -> &[ShardInfo] {
+        &self.view.shards
+    }
+
+    /// What it shows of itself, for threads that outlast it.
+    pub fn view(&self) -> &Arc<View> {
+        &self.view
     }
 
     /// The counters of all workers, added up.
     pub fn snapshot(&self) -> Snapshot {
-        self.counters.iter().map(|c| c.snapshot()).fold(Snapshot::default(), Snapshot::plus)
+        self.view.snapshot()
     }
 
     /// False once the server is stopping, be it asked or by a failure.
@@ -187,55 +161,24 @@ impl Drop for StopOnDrop {
     }
 }
 
-fn run_worker<S: Storage, L: Listener>(
-    storage: &S,
-    listener: &L,
-    options: &ServeOptions,
-    number: usize,
-    counters: Arc<Counters>,
-    stop: &AtomicBool,
-    ready: &Sender<()>,
-) -> Result<()> {
-    // Storage in flight, and as many again on their way to the clients.
-    let count = options.depth as usize * SLOTS_PER_DEPTH;
-    let arena = storage.arena(&ArenaSpec {
-        bytes: SlotPool::bytes_needed(options.slot_size, count),
-        pages: options.pages,
-        node: options.node.or_else(|| storage.node()),
-    })?;
-    log::info!("worker {number}: arena of {count} slots: {}", arena.why());
-    let drives: Arc<[DriveInfo]> = Arc::from(storage.drives());
-    let capacity: u64 = drives.iter().map(|drive| drive.capacity).sum();
-    let queue = storage.queue(&arena, options.depth)?;
-    let config = EndpointConfig {
-        worker: number,
-        max_connections: options.max_connections,
-        credits: options.credits,
-        max_payload: options.slot_size as u32,
-        token: options.token.clone(),
-        welcome: Welcome::new(
-            storage.name(),
-            options.check,
-            drives.len() as u16,
-            capacity,
-            options.slot_size as u32,
-            options.credits,
-            number as u16,
-        ),
-        handshake_timeout: options.handshake_timeout,
-    };
-    let endpoint = listener.endpoint(config, &arena)?;
-    let slots = SlotPool::new(arena, options.slot_size, count)?;
-    let worker_options = WorkerOptions {
-        check: options.check,
-        deadline: options.deadline,
-        drain: options.drain,
-        max_pending: options.max_pending(),
-    };
-    let mut worker = Worker::new(queue, endpoint, slots, drives, worker_options, counters);
-    // The receiver is gone only if another worker failed; `stop` is set then.
-    if ready.send(()).is_err() {
-        return Ok(());
+/// What no shard can see alone.
+fn check_set(shards: &[Shard]) -> Result<()> {
+    if shards.is_empty() {
+        return Err(Error::usage("a server without a shard"));
     }
-    worker.run(stop)
+    let (mut names, mut cores) = (HashSet::new(), HashSet::new());
+    for shard in shards {
+        let name = &shard.info.name;
+        if !names.insert(name) {
+            return Err(Error::usage(format!("two shards have the name \"{name}\"")));
+        }
+        if let Some(core) = shard.info.cores.iter().find(|core| !cores.insert(**core)) {
+            return Err(Error::usage(format!("shard {name} wants CPU {core}, which has a worker"))
+                .remedy("a worker needs a CPU of its own: name each once"));
+        }
+    }
+    Ok(())
 }
+
+#[cfg(test)]
+mod tests;

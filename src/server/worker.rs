@@ -104,12 +104,14 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
         options: WorkerOptions,
         counters: Arc<Counters>,
     ) -> Self {
+        assert_eq!(counters.drives.len(), drives.len(), "counters for each drive");
+        counters.slots.store(slots.count() as u64, Ordering::Relaxed);
+        counters.slots_free.store(slots.available() as u64, Ordering::Relaxed);
         Self {
             queue,
             fabric,
             drives,
             clock: Clock::start(),
-            counters,
             pending: VecDeque::with_capacity(options.max_pending),
             active: vec![None; slots.count()],
             held: None,
@@ -124,6 +126,7 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
             unreported: 0,
             slots,
             options,
+            counters,
         }
     }
 
@@ -192,8 +195,11 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
             match event {
                 Event::Request(conn, request) => self.take_in(conn, request, now),
                 Event::Sent { slot, .. } => self.free(slot),
-                Event::Opened(_) => {}
-                Event::Closed(conn, _) => self.pending.retain(|waiting| waiting.conn != conn),
+                Event::Opened(_) => Counters::add(&self.counters.opened, 1),
+                Event::Closed(conn, why) => {
+                    Counters::add(&self.counters.closed[why.number()], 1);
+                    self.pending.retain(|waiting| waiting.conn != conn);
+                }
             }
         }
         self.events = events;
@@ -326,6 +332,12 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
         Counters::add(&self.counters.queued_ns, queued);
         Counters::add(&self.counters.drive_ns, drive);
         Counters::add(&self.counters.check_ns, check);
+        self.counters.latency.record(queued + drive + check);
+        let of_drive = &self.counters.drives[usize::from(request.drive.get())];
+        of_drive.latency.record(drive);
+        Counters::add(&of_drive.drive_ns, drive);
+        Counters::add(&of_drive.bytes, record.length.get().into());
+        Counters::add(&of_drive.failed, (status != Status::Ok).into());
         self.answer(active.pending.conn, &request, slot, record);
         end
     }
@@ -338,6 +350,7 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
         record: wire::Completion,
     ) {
         let len = record.length.get();
+        self.counters.by_status.count(record.status() as u16);
         if record.status() == Status::Ok {
             Counters::add(&self.counters.served, 1);
             Counters::add(&self.counters.bytes, len.into());
@@ -422,6 +435,7 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
         self.counters.connections.store(self.fabric.connections().into(), Ordering::Relaxed);
         let leaked = self.queue.leaked() + self.fabric.leaked();
         self.counters.leaked.store(leaked, Ordering::Relaxed);
+        self.counters.slots_free.store(self.slots.available() as u64, Ordering::Relaxed);
     }
 
     fn is_idle(&self) -> bool {

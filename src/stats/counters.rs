@@ -2,6 +2,29 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::Buckets;
+
+/// Most status codes that are told apart; higher ones count as the last.
+pub const STATUS_CODES: usize = 64;
+
+/// Most reasons for the end of a connection that are told apart.
+pub const CLOSE_REASONS: usize = 8;
+
+/// What a worker has done on one drive.
+#[derive(Debug, Default)]
+pub struct DriveCounters {
+    /// Bytes read from it and handed to clients.
+    pub bytes: AtomicU64,
+    /// Reads that it ended with an error.
+    pub failed: AtomicU64,
+    /// Reads whose bytes were not what was stored.
+    pub damaged: AtomicU64,
+    /// Sum of nanoseconds that reads were on it, well or not.
+    pub drive_ns: AtomicU64,
+    /// How many took how long.
+    pub latency: Buckets,
+}
+
 /// Counters of one worker. Aligned to two cache lines, so that no other worker's are beside it.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -28,6 +51,43 @@ pub struct Counters {
     pub active: AtomicU64,
     /// Slots given up for good.
     pub leaked: AtomicU64,
+    /// Slots of the worker in all.
+    pub slots: AtomicU64,
+    /// Slots that are free now.
+    pub slots_free: AtomicU64,
+    /// Answers by status code.
+    pub by_status: Statuses,
+    /// Time from arrival to the answer of requests that went to a drive.
+    pub latency: Buckets,
+    /// Connections that finished their handshake.
+    pub opened: AtomicU64,
+    /// Connections that ended, by reason; the caller numbers the reasons.
+    pub closed: [AtomicU64; CLOSE_REASONS],
+    /// By drive, in the order of the storage.
+    pub drives: Box<[DriveCounters]>,
+}
+
+/// Counts by status code.
+#[derive(Debug)]
+pub struct Statuses([AtomicU64; STATUS_CODES]);
+
+impl Default for Statuses {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
+
+impl Statuses {
+    /// Counts one answer. The calling thread is the only writer.
+    #[inline]
+    pub fn count(&self, code: u16) {
+        Counters::add(&self.0[usize::from(code).min(STATUS_CODES - 1)], 1);
+    }
+
+    /// Answers of one code.
+    pub fn read(&self, code: u16) -> u64 {
+        self.0[usize::from(code).min(STATUS_CODES - 1)].load(Ordering::Relaxed)
+    }
 }
 
 /// A reading of [`Counters`], field by field.
@@ -48,6 +108,11 @@ pub struct Snapshot {
 }
 
 impl Counters {
+    /// Counters of a worker on this many drives.
+    pub fn new(drives: usize) -> Self {
+        Self { drives: (0..drives).map(|_| DriveCounters::default()).collect(), ..Self::default() }
+    }
+
     /// Adds to a counter of which the calling thread is the only writer: a load and a store, no
     /// locked instruction.
     pub fn add(counter: &AtomicU64, by: u64) {

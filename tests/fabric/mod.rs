@@ -88,7 +88,7 @@ pub fn endpoint_config() -> EndpointConfig {
         max_connections: 64,
         credits: CREDITS,
         max_payload: SLOT as u32,
-        token: None,
+        token: None.into(),
         welcome: Welcome::new("mem", CheckMode::None, 1, 1 << 30, SLOT as u32, CREDITS, 0),
         // Longer than soft-RoCE in a slow guest takes to repeat a lost packet a few times.
         handshake_timeout: Duration::from_secs(10),

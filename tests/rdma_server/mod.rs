@@ -147,7 +147,7 @@ fn work(
         max_connections: options.connections,
         credits: options.credits,
         max_payload: SLOT as u32,
-        token: options.token.map(|text| Arc::from(text.as_bytes())),
+        token: options.token.map(|text| Arc::from(text.as_bytes())).into(),
         welcome: Welcome::new("test", CheckMode::None, 1, 1 << 40, SLOT as u32, 1024, 0),
         handshake_timeout: Duration::from_secs(10),
     };

@@ -429,7 +429,7 @@ impl Control {
             qp: Some(Arc::new(qp)),
             credits,
             phase: Phase::Handshake,
-            handshake: ServerHandshake::new(config.token.clone(), nonce()?, welcome),
+            handshake: ServerHandshake::new(config.token.current(), nonce()?, welcome),
             deadline: Instant::now() + config.handshake_timeout,
             messages: conn_id.index as usize * messages_per_conn(config.credits),
             receives: 0,

@@ -14,6 +14,7 @@ use super::mailbox::Mailbox;
 use super::mr::{Access, Messages, Mr};
 use super::sizing;
 use crate::error::{Context as _, Error, Kind, Result};
+use crate::fabric::address::FabricKind;
 use crate::fabric::{EndpointConfig, Listener};
 use crate::host::Root;
 use crate::limits::{MAX_CONNECTIONS, MAX_CREDITS};
@@ -171,6 +172,10 @@ impl Listener for RdmaListener {
             budget: cq.entries(),
         });
         Ok(RdmaEndpoint::new(&config, worker, port, cq, mr, messages, Arc::clone(&self.control)))
+    }
+
+    fn fabric(&self) -> FabricKind {
+        FabricKind::Rdma
     }
 
     fn local_addr(&self) -> SocketAddr {

@@ -87,7 +87,7 @@ fn serve_until_closed(
         max_connections: 4,
         credits: GRANTED,
         max_payload: SLOT as u32,
-        token: None,
+        token: None.into(),
         welcome: Welcome::new("test", CheckMode::None, 1, 1 << 20, SLOT as u32, GRANTED, 0),
         handshake_timeout: Duration::from_secs(2),
     };

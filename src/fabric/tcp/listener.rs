@@ -15,6 +15,7 @@ use zerocopy::IntoBytes;
 use super::connection::Connection;
 use super::{TcpEndpoint, TcpOptions, configure};
 use crate::error::{Context, Error, Kind, Result};
+use crate::fabric::address::FabricKind;
 use crate::fabric::handshake::{ServerHandshake, nonce};
 use crate::fabric::{EndpointConfig, Listener};
 use crate::memory::Arena;
@@ -102,7 +103,7 @@ impl Mailbox {
         let spare = lock(&self.retired).pop();
         let mut connection = spare.unwrap_or_else(|| Connection::new(self.config.credits));
         let handshake =
-            ServerHandshake::new(self.config.token.clone(), nonce()?, self.config.welcome);
+            ServerHandshake::new(self.config.token.current(), nonce()?, self.config.welcome);
         connection.start(stream, handshake, Instant::now() + self.config.handshake_timeout);
         self.assigned.fetch_add(1, Ordering::Relaxed);
         lock(&self.arrivals).push(connection);
@@ -240,6 +241,10 @@ impl Listener for TcpListener {
         let endpoint = TcpEndpoint::new(Arc::clone(&mailbox), arena)?;
         lock(&self.workers).push(mailbox);
         Ok(endpoint)
+    }
+
+    fn fabric(&self) -> FabricKind {
+        FabricKind::Tcp
     }
 
     fn local_addr(&self) -> SocketAddr {

@@ -63,7 +63,8 @@ fn serve<S: Storage>(storage: &S, depth: u32, count: u64) -> Vec<wire::Completio
     let read = |id| Event::Request(CONN, Request::read(id, 0, 0, LEN));
     fabric.events.extend((0..count).map(read));
     let drives = Arc::from(storage.drives());
-    let mut worker = Worker::new(queue, fabric, pool, drives, options, Arc::default());
+    let counters = Arc::new(Counters::new(storage.drives().len()));
+    let mut worker = Worker::new(queue, fabric, pool, drives, options, Arc::clone(&counters));
     // The first turn takes everything in; asked to stop later, it finishes that.
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
