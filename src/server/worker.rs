@@ -239,6 +239,7 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
         }
         let now = self.stamp();
         while self.held.is_none()
+            && !self.queue.is_sated()
             && !self.pending.is_empty()
             && let Some(slot) = self.slots.acquire()
         {

@@ -140,7 +140,7 @@ impl Storage for MemStorage {
     fn queue(&self, _arena: &Arc<Arena>, depth: u32) -> Result<MemQueue> {
         check_depth(depth)?;
         let waiting = VecDeque::with_capacity(depth as usize);
-        Ok(MemQueue { drives: Arc::clone(&self.0), waiting, depth: depth as usize })
+        Ok(MemQueue { drives: Arc::clone(&self.0), waiting, bytes: 0, depth: depth as usize })
     }
 }
 
@@ -149,6 +149,8 @@ impl Storage for MemStorage {
 pub struct MemQueue {
     drives: Arc<MemDrives>,
     waiting: VecDeque<Command>,
+    /// Bytes of the commands that wait.
+    bytes: u64,
     depth: usize,
 }
 
@@ -158,6 +160,7 @@ impl Queue for MemQueue {
         if self.waiting.len() == self.depth {
             return Submit::Busy(command);
         }
+        self.bytes += u64::from(command.len);
         self.waiting.push_back(command);
         Submit::Queued
     }
@@ -173,6 +176,7 @@ impl Queue for MemQueue {
             let len = command.len;
             self.drives.transfer(&mut command, 0, len);
             bytes += u64::from(len);
+            self.bytes -= u64::from(len);
             out.push(Completion {
                 slot: Some(command.slot),
                 tag: command.tag,
@@ -184,6 +188,11 @@ impl Queue for MemQueue {
         out.len() - before
     }
 
+    /// One poll would not get to it.
+    fn is_sated(&self) -> bool {
+        self.bytes >= POLL_BYTES
+    }
+
     fn in_flight(&self) -> u32 {
         self.waiting.len() as u32
     }
@@ -192,6 +201,7 @@ impl Queue for MemQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::SlotPool;
 
     #[test]
     fn contents_do_not_depend_on_where_a_read_starts() {
@@ -214,6 +224,29 @@ mod tests {
         fill(0, 4096, &mut c);
         assert!(a.chunks(8).zip(b.chunks(8)).all(|(x, y)| x != y));
         assert!(a.chunks(8).zip(c.chunks(8)).all(|(x, y)| x != y));
+    }
+
+    #[test]
+    fn a_queue_is_sated_by_what_one_poll_carries_out() {
+        let storage = MemStorage::open(&[1 << 20], OpenMode::Read).unwrap();
+        let spec = ArenaSpec { bytes: 8 * HALF, pages: Pages::Base, node: None };
+        const HALF: usize = POLL_BYTES as usize / 2;
+        let arena = Arc::new(Arena::map(&spec).unwrap());
+        let mut queue = storage.queue(&arena, 8).unwrap();
+        let mut pool = SlotPool::new(arena, HALF, 8).unwrap();
+        let mut out = Vec::with_capacity(8);
+        for sated in [false, true, true] {
+            let (slot, operation) = (pool.acquire().unwrap(), Operation::Read);
+            let command =
+                Command { slot, drive: 0, operation, offset: 0, len: HALF as u32, tag: 0 };
+            assert!(
+                matches!(queue.submit(command), Submit::Queued),
+                "it takes its depth all the same"
+            );
+            assert_eq!(queue.is_sated(), sated);
+        }
+        assert_eq!((queue.poll(&mut out), queue.is_sated()), (2, false));
+        assert_eq!((queue.poll(&mut out), queue.is_sated()), (1, false));
     }
 
     #[test]

@@ -234,6 +234,12 @@ pub trait Queue {
     /// Returns how many. No system call.
     fn poll(&mut self, out: &mut Vec<Completion>) -> usize;
 
+    /// True where a further command would wait in this queue instead of on a drive. Who can wait
+    /// does better to keep it, and its slot: the slots in use are then few, and still in the cache.
+    fn is_sated(&self) -> bool {
+        false
+    }
+
     /// Commands accepted and not yet completed.
     fn in_flight(&self) -> u32;
 

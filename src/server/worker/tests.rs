@@ -1,3 +1,5 @@
+use std::collections::HashSet;
+
 use super::*;
 use crate::fabric::Closed;
 use crate::memory::{Arena, ArenaSpec, Pages};
@@ -12,6 +14,8 @@ const LEN: u32 = 256 << 10;
 struct Loopback {
     events: VecDeque<Event>,
     records: Vec<wire::Completion>,
+    /// Numbers of the slots that the answers were in.
+    slots: HashSet<u32>,
 }
 
 impl Endpoint for Loopback {
@@ -26,6 +30,7 @@ impl Endpoint for Loopback {
     fn respond(&mut self, conn: ConnId, response: Response) {
         let Response { slot, tag, record, .. } = response;
         self.records.push(record);
+        self.slots.extend(slot.as_ref().map(Slot::index));
         self.events.push_back(Event::Sent { conn, tag, slot, delivered: true });
     }
 
@@ -47,7 +52,7 @@ impl Endpoint for Loopback {
 }
 
 /// What became of `count` reads that arrive together on drives of this depth.
-fn serve<S: Storage>(storage: &S, depth: u32, count: u64) -> Vec<wire::Completion> {
+fn serve<S: Storage>(storage: &S, depth: u32, count: u64) -> Loopback {
     let slots = 2 * depth as usize;
     let spec = ArenaSpec { bytes: slots * LEN as usize, pages: Pages::Base, node: None };
     let arena = Arc::new(Arena::map(&spec).unwrap());
@@ -75,14 +80,14 @@ fn serve<S: Storage>(storage: &S, depth: u32, count: u64) -> Vec<wire::Completio
         worker.run(&stop).unwrap();
     });
     assert_eq!(worker.slots.available(), slots);
-    worker.fabric.records
+    worker.fabric
 }
 
 #[test]
 fn a_read_that_waits_for_room_on_the_drive_is_queued_meanwhile() {
     let each = Duration::from_millis(20);
     let spec = SimSpec { latency: Latency::Time(each, each), ..SimSpec::default() };
-    let records = serve(&SimStorage::open(spec).unwrap(), 1, 2);
+    let records = serve(&SimStorage::open(spec).unwrap(), 1, 2).records;
     let each = Clock::nanos(each);
     assert!(records[0].queued_ns.get() < records[1].queued_ns.get());
     assert!(records[1].queued_ns.get() >= each, "{:?}", records[1]);
@@ -91,8 +96,17 @@ fn a_read_that_waits_for_room_on_the_drive_is_queued_meanwhile() {
 #[test]
 fn checking_one_read_is_no_drive_time_of_the_next() {
     let storage = MemStorage::open(&[1 << 20], OpenMode::Read).unwrap();
-    let records = serve(&storage, 4, 2);
+    let records = serve(&storage, 4, 2).records;
     // They were submitted together and reaped together.
     assert_eq!(records[0].drive_ns, records[1].drive_ns);
     assert!(records[1].check_ns.get() > records[0].check_ns.get());
+}
+
+#[test]
+fn reads_wait_in_line_while_more_of_them_would_only_hold_slots() {
+    let storage = MemStorage::open(&[1 << 20], OpenMode::Read).unwrap();
+    let served = serve(&storage, 16, 16);
+    assert_eq!(served.records.len(), 16);
+    // One poll of a drive in RAM carries out 1 MiB: four reads, in the same four slots each time.
+    assert!(served.slots.len() <= 4, "{:?}", served.slots);
 }
