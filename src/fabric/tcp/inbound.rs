@@ -1,5 +1,6 @@
 //! The client's receive path: a byte stream of records and payloads, into landing slots.
 
+use std::cell::RefCell;
 use std::io::{IoSliceMut, Read};
 
 use super::{first_message, is_not_now};
@@ -60,9 +61,16 @@ impl Landing {
     }
 }
 
+thread_local! {
+    /// Staging buffers that no connection of this thread has bytes in, the last used on top. One
+    /// serves them all, so it stays in the cache however many connections there are.
+    static SPARE: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
+}
+
 /// What has been received and not been handed out.
 #[derive(Debug)]
 pub(super) struct Inbound {
+    /// Empty where nothing is in it: then it is with the thread's spare ones.
     staging: Box<[u8]>,
     start: usize,
     end: usize,
@@ -71,7 +79,24 @@ pub(super) struct Inbound {
 
 impl Inbound {
     pub(super) fn new() -> Self {
-        Self { staging: vec![0; STAGING].into(), start: 0, end: 0, landing: None }
+        Self { staging: Box::default(), start: 0, end: 0, landing: None }
+    }
+
+    /// Takes a staging buffer, unless it has one.
+    fn borrow(&mut self) {
+        if self.staging.is_empty() {
+            let spare = SPARE.with_borrow_mut(Vec::pop);
+            self.staging = spare.unwrap_or_else(|| vec![0; STAGING].into());
+        }
+    }
+
+    /// Gives the staging buffer back where nothing is left in it.
+    fn give_back(&mut self) {
+        if self.start == self.end && !self.staging.is_empty() {
+            (self.start, self.end) = (0, 0);
+            let staging = std::mem::take(&mut self.staging);
+            SPARE.with_borrow_mut(|spare| spare.push(staging));
+        }
     }
 
     /// Gives up the payload that is under way: its request's id and slot.
@@ -86,6 +111,18 @@ impl Inbound {
 
     /// Reads at most once and appends what is whole, up to `out`'s spare capacity.
     pub(super) fn receive(
+        &mut self,
+        socket: &mut impl Read,
+        table: &mut IdTable<Pending>,
+        out: &mut Vec<Arrival>,
+    ) -> Result<(), Fault> {
+        self.borrow();
+        let outcome = self.read(socket, table, out);
+        self.give_back();
+        outcome
+    }
+
+    fn read(
         &mut self,
         socket: &mut impl Read,
         table: &mut IdTable<Pending>,
