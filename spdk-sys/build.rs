@@ -59,8 +59,12 @@ const TYPES: [&str; 5] = [
     "spdk_log_level",
 ];
 
-const VARIABLES: [&str; 3] =
-    ["SPDK_MALLOC_DMA", "SPDK_NVME_TRANSPORT_(PCIE|VFIOUSER|TCP|RDMA)", "SPDK_ENV_NUMA_ID_ANY"];
+const VARIABLES: [&str; 4] = [
+    "SPDK_MALLOC_DMA",
+    "SPDK_NVME_TRANSPORT_(PCIE|VFIOUSER|TCP|RDMA)",
+    "SPDK_ENV_NUMA_ID_ANY",
+    "SPDK_NVME_IO_FLAGS_FORCE_UNIT_ACCESS",
+];
 
 fn main() {
     for name in ["SPDK_DIR", "SPDK_SYS_SHARED", "PKG_CONFIG", "PKG_CONFIG_PATH"] {

@@ -61,8 +61,13 @@ pub(super) struct MemDrives {
 }
 
 impl MemDrives {
-    /// Maps and fills drives of `sizes` bytes.
-    pub(super) fn open(sizes: &[u64], mode: OpenMode, spec: &ArenaSpec) -> Result<Self> {
+    /// Maps drives of `sizes` bytes, whose contents `init` writes.
+    pub(super) fn open(
+        sizes: &[u64],
+        mode: OpenMode,
+        spec: &ArenaSpec,
+        init: &dyn Fn(u16, &mut [u8]),
+    ) -> Result<Self> {
         let (mut infos, mut bytes) = (Vec::new(), Vec::new());
         for (number, &size) in sizes.iter().enumerate() {
             let drive = u16::try_from(number).map_err(|_| {
@@ -75,7 +80,7 @@ impl MemDrives {
             }
             let map = ArenaSpec { bytes: size as usize, ..*spec };
             bytes.push(SharedBytes::new(Arena::map(&map)?, mode.is_writable(), |all| {
-                fill(drive, 0, all);
+                init(drive, &mut all[..size as usize]);
             })?);
             infos.push(DriveInfo {
                 name,
@@ -92,6 +97,13 @@ impl MemDrives {
         Ok(Self { infos, bytes, writable: mode.is_writable() })
     }
 
+    /// All bytes of a drive.
+    pub(super) fn image(&self, drive: u16) -> Vec<u8> {
+        let mut image = vec![0; self.infos[usize::from(drive)].capacity as usize];
+        self.bytes[usize::from(drive)].copy_out(0, &mut image);
+        image
+    }
+
     /// Does what `command` asks for, for `len` bytes from `done` on.
     pub(super) fn transfer(&self, command: &mut Command, done: u32, len: u32) {
         let (from, to) = (done as usize, (done + len) as usize);
@@ -99,7 +111,9 @@ impl MemDrives {
         let bytes = &self.bytes[usize::from(command.drive)];
         match command.operation {
             Operation::Read => bytes.copy_out(offset, &mut command.slot.bytes_mut(to)[from..]),
-            Operation::Write => bytes.copy_in(offset, &command.slot.bytes(to)[from..]),
+            Operation::Write | Operation::WriteDurable => {
+                bytes.copy_in(offset, &command.slot.bytes(to)[from..])
+            }
             Operation::Sync => {}
         }
     }
@@ -122,7 +136,8 @@ impl MemStorage {
 
     /// As [`MemStorage::open`], with pages and NUMA node of `spec`; its size is not used.
     pub fn open_on(sizes: &[u64], mode: OpenMode, spec: &ArenaSpec) -> Result<Self> {
-        MemDrives::open(sizes, mode, spec).map(|drives| Self(Arc::new(drives)))
+        let init = |drive, all: &mut [u8]| fill(drive, 0, all);
+        MemDrives::open(sizes, mode, spec, &init).map(|drives| Self(Arc::new(drives)))
     }
 }
 

@@ -123,10 +123,22 @@ pub fn check_depth(depth: u32) -> Result<()> {
 pub enum Operation {
     /// From the drive into the slot.
     Read,
-    /// From the slot to the drive.
+    /// From the slot to the drive. It may be lost to a power failure, wholly or in part, until a
+    /// [`Operation::Sync`] has completed that was submitted after it had.
     Write,
+    /// From the slot to the drive; no power failure loses it once it has completed. The kernel is
+    /// asked by RWF_DSYNC (pwritev2(2)), a drive of SPDK's by FUA (NVM Command Set Specification
+    /// 1.0, section 3.2.6). Writes that completed before are not touched.
+    WriteDurable,
     /// Makes completed writes durable; offset and length are 0.
     Sync,
+}
+
+impl Operation {
+    /// Whether bytes go from the slot to the drive.
+    pub fn is_write(self) -> bool {
+        matches!(self, Operation::Write | Operation::WriteDurable)
+    }
 }
 
 /// One command for one drive.

@@ -4,6 +4,7 @@
 //! turn; latencies count in turns (deterministic: the n-th run of a test does what the first did)
 //! or in real time. Faults are drawn from a generator seeded per queue, or tied to places.
 
+mod cache;
 mod fault;
 mod queue;
 mod random;
@@ -15,7 +16,9 @@ use std::time::Duration;
 pub use fault::{Fault, FaultAt};
 pub use queue::SimQueue;
 
-use super::mem::MemDrives;
+use self::cache::Cache;
+use self::random::Random;
+use super::mem::{self, MemDrives};
 use super::{DriveInfo, OpenMode, Storage, check_depth};
 use crate::error::{Error, IoStatus, Result};
 use crate::memory::{Arena, ArenaSpec, Pages};
@@ -62,6 +65,9 @@ pub struct SimSpec {
     pub faults: Vec<FaultAt>,
     /// A drive, and the number of its commands (over all queues) after which it is gone.
     pub gone_after: Option<(u16, u64)>,
+    /// Whether the drives have a volatile cache: what is not durable may be lost to
+    /// [`SimStorage::crash`]. Keeping account of that takes memory with each write.
+    pub volatile: bool,
 }
 
 impl Default for SimSpec {
@@ -82,6 +88,7 @@ impl Default for SimSpec {
             stuck_rate: 0.0,
             faults: Vec::new(),
             gone_after: None,
+            volatile: false,
         }
     }
 }
@@ -112,6 +119,8 @@ impl SimSpec {
 struct Shared {
     spec: SimSpec,
     drives: MemDrives,
+    /// What a crash would leave, where [`SimSpec::volatile`] says so.
+    cache: Option<Cache>,
     /// Queues made so far: the number of the next one.
     queues: AtomicU64,
     /// Commands of the drive in [`SimSpec::gone_after`].
@@ -130,12 +139,43 @@ impl SimStorage {
     /// `Usage` for sizes that are not whole blocks, probabilities outside 0 to 1, and latencies
     /// whose bounds are out of order; `Resource` where memory is short.
     pub fn open(spec: SimSpec) -> Result<Self> {
+        Self::make(spec, &|drive, all| mem::fill(drive, 0, all))
+    }
+
+    /// Makes drives with these contents; [`SimSpec::drives`] is taken from them.
+    pub fn with_images(spec: SimSpec, images: &[Vec<u8>]) -> Result<Self> {
+        let drives = images.iter().map(|image| image.len() as u64).collect();
+        let init = |drive: u16, all: &mut [u8]| all.copy_from_slice(&images[usize::from(drive)]);
+        Self::make(SimSpec { drives, ..spec }, &init)
+    }
+
+    fn make(spec: SimSpec, init: &dyn Fn(u16, &mut [u8])) -> Result<Self> {
         spec.check()?;
         // Base pages: tests leave the machine's hugepages to those who measure.
         let pages = ArenaSpec { bytes: 0, pages: Pages::Base, node: None };
-        let drives = MemDrives::open(&spec.drives, spec.mode, &pages)?;
+        let drives = MemDrives::open(&spec.drives, spec.mode, &pages, init)?;
         let (queues, counted) = (AtomicU64::new(0), AtomicU64::new(0));
-        Ok(Self(Arc::new(Shared { spec, drives, queues, counted })))
+        let numbers = 0..spec.drives.len() as u16;
+        let cache = spec.volatile.then(|| Cache::new(numbers.map(|drive| drives.image(drive))));
+        Ok(Self(Arc::new(Shared { spec, drives, cache, queues, counted })))
+    }
+
+    /// What the drives answer reads with, one after the other: the images for
+    /// [`SimStorage::with_images`].
+    pub fn images(&self) -> Vec<Vec<u8>> {
+        (0..self.0.spec.drives.len() as u16).map(|drive| self.0.drives.image(drive)).collect()
+    }
+
+    /// What the drives have after a loss of power at this moment. All that is durable is there. Of
+    /// other writes, those in flight included, what is left is drawn by `seed`: a subset of their
+    /// sectors of 512 bytes, or all up to one of them, which is torn.
+    ///
+    /// # Panics
+    ///
+    /// If the drives have no volatile cache.
+    pub fn crash(&self, seed: u64) -> Vec<Vec<u8>> {
+        let cache = self.0.cache.as_ref().expect("drives with a volatile cache");
+        cache.crash(&mut Random::new(seed, 0))
     }
 }
 

@@ -6,7 +6,7 @@ use millrace::error::IoStatus;
 use millrace::storage::mem::{self, MemStorage};
 use millrace::storage::sim::{SimSpec, SimStorage};
 use millrace::storage::uring::{UringOptions, UringStorage};
-use millrace::storage::{Command, DriveName, OpenMode, Operation, Storage};
+use millrace::storage::{Command, DriveName, OpenMode, Operation, Queue, Storage, Submit};
 
 use crate::suite::{self, Rig};
 
@@ -131,6 +131,82 @@ fn sim_keeps_the_contract() {
         suite::reading(&storage, &mem::fill);
         suite::refusing_writes(&storage);
         let writable = SimSpec { mode: OpenMode::ReadWrite, ..spec };
-        suite::writing(&SimStorage::open(writable).unwrap(), &mem::fill);
+        suite::writing(&SimStorage::open(writable.clone()).unwrap(), &mem::fill);
+        let volatile = SimSpec { volatile: true, ..writable };
+        suite::writing(&SimStorage::open(volatile).unwrap(), &mem::fill);
     }
+}
+
+/// What was durable when the power went is there; of the rest, each sector is old or new.
+#[test]
+fn a_loss_of_power_takes_what_was_not_durable() {
+    let (mut all, mut none, mut torn) = (0, 0, 0);
+    for seed in 0..200_u64 {
+        let spec =
+            SimSpec { mode: OpenMode::ReadWrite, volatile: true, seed, ..SimSpec::default() };
+        let storage = SimStorage::open(spec).unwrap();
+        let before = storage.images().remove(0);
+        let mut rig = Rig::new(&storage);
+        let mut write = |operation, offset: u64, byte| {
+            let mut slot = rig.pool.acquire().unwrap();
+            slot.bytes_mut(8192).fill(byte);
+            let len = if operation == Operation::Sync { 0 } else { 8192 };
+            let done = rig.carry_out(Command { slot, drive: 0, operation, offset, len, tag: 0 });
+            assert_eq!(done.status, IoStatus::Ok);
+            rig.pool.release(done.slot.unwrap());
+        };
+        write(Operation::Write, 0, 1);
+        write(Operation::Sync, 0, 0);
+        write(Operation::WriteDurable, 8192, 2);
+        write(Operation::Write, 16384, 3);
+        write(Operation::Write, 24576, 4);
+        // In the place of a write that is not durable, and not before it: the older is gone.
+        write(Operation::WriteDurable, 24576, 5);
+        let left = storage.crash(seed).remove(0);
+        assert!(left[..8192].iter().all(|byte| *byte == 1), "synced: seed {seed}");
+        assert!(left[8192..16384].iter().all(|byte| *byte == 2), "durable: seed {seed}");
+        assert!(left[24576..32768].iter().all(|byte| *byte == 5), "durable: seed {seed}");
+        assert!(left[32768..] == before[32768..], "the rest: seed {seed}");
+        let new = (16384..24576).step_by(512).filter(|at| {
+            let sector = &left[*at..at + 512];
+            let new = sector.iter().all(|byte| *byte == 3);
+            assert!(new || *sector == before[*at..at + 512], "a torn sector: seed {seed}");
+            new
+        });
+        match new.count() {
+            0 => none += 1,
+            16 => all += 1,
+            _ => torn += 1,
+        }
+    }
+    assert!(all > 10 && none > 10 && torn > 10, "{all} whole, {none} lost, {torn} torn");
+}
+
+/// A write that has not completed may be on the medium in part; reads do not see it.
+#[test]
+fn a_loss_of_power_may_leave_what_was_in_flight() {
+    let mut seen = 0;
+    for seed in 0..50_u64 {
+        let spec = SimSpec {
+            mode: OpenMode::ReadWrite,
+            volatile: true,
+            stuck_rate: 1.0,
+            seed,
+            ..SimSpec::default()
+        };
+        let storage = SimStorage::open(spec).unwrap();
+        let before = storage.images();
+        let mut rig = Rig::new(&storage);
+        let mut slot = rig.pool.acquire().unwrap();
+        slot.bytes_mut(4096).fill(7);
+        let operation = Operation::WriteDurable;
+        let command = Command { slot, drive: 0, operation, offset: 0, len: 4096, tag: 0 };
+        assert!(matches!(rig.queue.submit(command), Submit::Queued));
+        (0..10).for_each(|_| rig.turn());
+        assert!(storage.images() == before);
+        let left = storage.crash(seed).remove(0);
+        assert!(left[4096..] == before[0][4096..]);
+        seen += usize::from(left[..512] == [7; 512]);
+    }
+    assert!((5..45).contains(&seen), "{seen} of 50");
 }

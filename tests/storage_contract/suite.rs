@@ -304,7 +304,8 @@ pub fn writing<S: Storage>(storage: &S, expected: Expected) {
             len,
             tag: round,
         };
-        let done = rig.carry_out(base(slot, Operation::Write, offset, block));
+        let operation = [Operation::Write, Operation::WriteDurable][round as usize % 2];
+        let done = rig.carry_out(base(slot, operation, offset, block));
         assert_eq!((done.status, done.tag), (IoStatus::Ok, round));
         let slot = done.slot.expect("its slot");
         let done = rig.carry_out(base(slot, Operation::Sync, 0, 0));
@@ -322,8 +323,9 @@ pub fn writing<S: Storage>(storage: &S, expected: Expected) {
 
 /// Drives that were opened to be read take no write, whoever asks.
 pub fn refusing_writes<S: Storage>(storage: &S) {
+    let block = storage.drives()[0].block_size;
     for (operation, len) in
-        [(Operation::Write, storage.drives()[0].block_size), (Operation::Sync, 0)]
+        [(Operation::Write, block), (Operation::WriteDurable, block), (Operation::Sync, 0)]
     {
         let mut rig = Rig::new(storage);
         let slot = rig.pool.acquire().expect("a slot");

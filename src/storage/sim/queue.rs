@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::cache::Entry;
 use super::random::Random;
 use super::{Fault, Latency, Shared};
 use crate::error::{IoStatus, Result};
@@ -30,6 +31,8 @@ struct Flight {
     /// Bytes transferred.
     done: u32,
     commands: u16,
+    /// What the drives' cache knows it by, where they have one.
+    entry: Option<Entry>,
 }
 
 /// The queue of one worker over simulated drives.
@@ -142,7 +145,9 @@ impl Queue for SimQueue {
             len = 0;
         }
         let due = self.now().saturating_add(self.draw_latency());
-        self.flights.push(Flight { command, fate, due, len, done: 0, commands: 0 });
+        // From here on some of it may be on the drive, however it ends.
+        let entry = self.shared.cache.as_ref().map(|cache| cache.submitted(&command));
+        self.flights.push(Flight { command, fate, due, len, done: 0, commands: 0, entry });
         Submit::Queued
     }
 
@@ -171,7 +176,10 @@ impl Queue for SimQueue {
                 self.flights[index].due = now.saturating_add(1 + self.draw_latency());
                 continue;
             }
-            let Flight { command, commands, .. } = self.flights.remove(index);
+            let Flight { command, commands, entry, .. } = self.flights.remove(index);
+            if let (Some(cache), Some(entry), IoStatus::Ok) = (&self.shared.cache, entry, status) {
+                cache.completed(entry);
+            }
             let Command { slot, tag, drive, .. } = command;
             out.push(Completion { slot: Some(slot), tag, drive, status, commands });
         }

@@ -206,7 +206,7 @@ impl SpdkQueue {
                     at.cast(),
                     0,
                 ),
-                Operation::Write => sys::spdk_nvme_ns_cmd_write(
+                Operation::Write | Operation::WriteDurable => sys::spdk_nvme_ns_cmd_write(
                     port.ns,
                     lane.qpair,
                     buffer,
@@ -214,7 +214,11 @@ impl SpdkQueue {
                     blocks,
                     Some(ended),
                     at.cast(),
-                    0,
+                    if operation == Operation::WriteDurable {
+                        sys::SPDK_NVME_IO_FLAGS_FORCE_UNIT_ACCESS
+                    } else {
+                        0
+                    },
                 ),
                 Operation::Sync => {
                     sys::spdk_nvme_ns_cmd_flush(port.ns, lane.qpair, Some(ended), at.cast())

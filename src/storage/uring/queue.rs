@@ -292,6 +292,7 @@ fn entry(op: &Op, lent: &Lent, target: &Target, options: UringOptions) -> squeue
     let at = unsafe { lent.addr().add(op.done as usize) };
     let (len, offset) = (op.len - op.done, op.offset + u64::from(op.done));
     let buffer = (lent.arena_offset() / SLICE_STRIDE) as u16;
+    let durable = if op.operation == Operation::WriteDurable { libc::RWF_DSYNC } else { 0 };
     macro_rules! on {
         ($file:expr) => {
             match (op.operation, options.regbufs) {
@@ -301,11 +302,14 @@ fn entry(op: &Op, lent: &Lent, target: &Target, options: UringOptions) -> squeue
                 (Operation::Read, false) => {
                     opcode::Read::new($file, at, len).offset(offset).build()
                 }
-                (Operation::Write, true) => {
-                    opcode::WriteFixed::new($file, at, len, buffer).offset(offset).build()
+                (Operation::Write | Operation::WriteDurable, true) => {
+                    opcode::WriteFixed::new($file, at, len, buffer)
+                        .offset(offset)
+                        .rw_flags(durable)
+                        .build()
                 }
-                (Operation::Write, false) => {
-                    opcode::Write::new($file, at, len).offset(offset).build()
+                (Operation::Write | Operation::WriteDurable, false) => {
+                    opcode::Write::new($file, at, len).offset(offset).rw_flags(durable).build()
                 }
                 (Operation::Sync, _) => {
                     opcode::Fsync::new($file).flags(types::FsyncFlags::DATASYNC).build()
