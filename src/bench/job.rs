@@ -64,6 +64,10 @@ pub struct RoundStats {
     pub unstarted: u64,
     /// CPU time of the process: user and system. One thread reads it for all.
     pub cpu_ns: (u64, u64),
+    /// Time during which a thread had nothing to do but to look for completions.
+    pub idle_ns: u64,
+    /// Time of the rounds, added up over threads: what `idle_ns` is a share of.
+    pub span_ns: u64,
 }
 
 impl RoundStats {
@@ -88,6 +92,8 @@ impl RoundStats {
         self.unstarted += other.unstarted;
         self.cpu_ns.0 += other.cpu_ns.0;
         self.cpu_ns.1 += other.cpu_ns.1;
+        self.idle_ns += other.idle_ns;
+        self.span_ns += other.span_ns;
     }
 
     /// Reads that failed or were wrong.
@@ -162,6 +168,7 @@ impl<T: Target> Job<'_, T> {
         // The last one is for what happens outside of the rounds.
         let outside = self.load.rounds;
         let mut rounds = vec![RoundStats::default(); outside + 1];
+        rounds[..outside].iter_mut().for_each(|round| round.span_ns = self.load.round);
         let mut starts = vec![Start::default(); total];
         let mut finished = Vec::with_capacity(total);
         // First in, first out: the lanes come in turn, also where few reads are in flight.
@@ -183,6 +190,8 @@ impl<T: Target> Job<'_, T> {
         let mut cpu = cpu_now()?;
         let mut done = 0u64;
         let mut empty_turns = 0u32;
+        // Since when there has been nothing to do.
+        let mut idle_since: Option<u64> = None;
         loop {
             let round = self.round_at(now);
             if round != current {
@@ -219,6 +228,7 @@ impl<T: Target> Job<'_, T> {
                     if intended > now {
                         break;
                     }
+                    self.end_idling(&mut idle_since, now, &mut rounds);
                     let (drive, offset) = self.pattern.advance();
                     let len = self.pattern.io_size();
                     let op = Op { token, drive, offset, len, at: now };
@@ -235,13 +245,17 @@ impl<T: Target> Job<'_, T> {
             }
             self.target.flush()?;
             match self.target.poll(&self.clock, &mut finished)? {
-                Some(after) => {
-                    now = after;
+                Some(polled) => {
+                    self.end_idling(&mut idle_since, polled.found, &mut rounds);
+                    now = polled.after;
                     empty_turns = 0;
                 }
                 None => {
                     empty_turns += 1;
-                    if empty_turns >= IDLE_TURNS || self.load.interval.is_some() {
+                    if idle_since.is_none() {
+                        now = self.clock.now();
+                        idle_since = Some(now);
+                    } else if empty_turns >= IDLE_TURNS || self.load.interval.is_some() {
                         empty_turns = 0;
                         now = self.clock.now();
                     }
@@ -261,6 +275,15 @@ impl<T: Target> Job<'_, T> {
                 done += 1;
             }
             self.progress.store(done, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts the time without work that ends at `now` to the round in which it began.
+    fn end_idling(&self, since: &mut Option<u64>, now: u64, rounds: &mut [RoundStats]) {
+        if let Some(since) = since.take()
+            && let Some(round) = self.round_at(since)
+        {
+            rounds[round].idle_ns += now.saturating_sub(since);
         }
     }
 

@@ -7,7 +7,7 @@ use crate::stats::Clock;
 use crate::storage::{Command, Completion, Operation, Queue, Submit};
 use crate::wire::{CheckMode, Status};
 
-use super::target::{Finished, Op, Target};
+use super::target::{Finished, Op, Polled, Target};
 
 /// A storage queue of the calling thread.
 pub struct LocalTarget<Q> {
@@ -60,7 +60,7 @@ impl<Q: Queue> Target for LocalTarget<Q> {
         if self.block { self.queue.flush_and_wait() } else { self.queue.flush() }
     }
 
-    fn poll(&mut self, clock: &Clock, out: &mut Vec<Finished>) -> Result<Option<u64>> {
+    fn poll(&mut self, clock: &Clock, out: &mut Vec<Finished>) -> Result<Option<Polled>> {
         if self.queue.poll(&mut self.completions) == 0 {
             return Ok(None);
         }
@@ -91,6 +91,6 @@ impl<Q: Queue> Target for LocalTarget<Q> {
                 check_ns: now - reaped,
             });
         }
-        Ok(Some(now))
+        Ok(Some(Polled { found: reaped, after: now }))
     }
 }

@@ -8,6 +8,7 @@
 //!   Target    remote: connections of a Client      local: a storage Queue
 //! ```
 
+mod counters;
 mod job;
 mod local;
 mod pattern;
@@ -16,10 +17,11 @@ mod report;
 mod run;
 mod target;
 
+pub use counters::{Counters, CpuReading, LinkReading, Observe};
 pub use job::{Load, RoundStats};
 pub use local::LocalTarget;
 pub use pattern::{Order, Pattern, PatternOptions};
 pub use remote::RemoteTarget;
 pub use report::{Report, Round, Stages, Summary, Tool};
 pub use run::{Outcome, RunOptions, run};
-pub use target::{Finished, Op, Target};
+pub use target::{Finished, Op, Polled, Target};

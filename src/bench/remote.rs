@@ -6,7 +6,7 @@ use crate::fabric::Channel;
 use crate::stats::Clock;
 use crate::wire::Status;
 
-use super::target::{Finished, Op, Target};
+use super::target::{Finished, Op, Polled, Target};
 
 /// The connections of one thread, a lane each.
 pub struct RemoteTarget<C: Channel> {
@@ -50,14 +50,16 @@ impl<C: Channel> Target for RemoteTarget<C> {
         Ok(())
     }
 
-    fn poll(&mut self, clock: &Clock, out: &mut Vec<Finished>) -> Result<Option<u64>> {
+    fn poll(&mut self, clock: &Clock, out: &mut Vec<Finished>) -> Result<Option<Polled>> {
         let mut now = None;
+        let mut found = None;
         for lane in &mut self.lanes {
             if lane.in_flight() == 0 || lane.poll(&mut self.done)? == 0 {
                 continue;
             }
             let at = clock.now();
             now = Some(at);
+            found = found.or(now);
             for done in self.done.drain(..) {
                 let record = done.record;
                 let status = record.status();
@@ -97,7 +99,7 @@ impl<C: Channel> Target for RemoteTarget<C> {
             // Verification took time that the next submission must not claim.
             now = Some(clock.now());
         }
-        Ok(now)
+        Ok(found.zip(now).map(|(found, after)| Polled { found, after }))
     }
 }
 

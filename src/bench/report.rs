@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use super::counters::Counters;
 use super::job::RoundStats;
 use crate::host::facts::Facts;
 use crate::stats::LatencySummary;
@@ -48,7 +49,7 @@ pub struct HostFacts {
 }
 
 /// Mean time of a read in each stage, in nanoseconds. They add up to the mean latency.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stages {
     /// In line for a slot of the server.
     pub queued_ns: f64,
@@ -61,7 +62,7 @@ pub struct Stages {
 }
 
 /// A kind of failure and how often it happened.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// In words.
     pub what: String,
@@ -70,7 +71,7 @@ pub struct Failure {
 }
 
 /// The figures of a round, or of the whole run.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Summary {
     /// Seconds measured.
     pub seconds: f64,
@@ -93,6 +94,9 @@ pub struct Summary {
     pub cpu_ns_per_op: f64,
     /// The system part of it.
     pub cpu_system_ns_per_op: f64,
+    /// Share of their time during which the load's threads had nothing to do but to look for
+    /// completions: what is left of them. Threads that sleep (`--wait block`) are not in it.
+    pub idle_share: f64,
     /// Commands that the drives were sent, per read.
     pub commands_per_op: f64,
     /// Reads in flight at the end of the last round: not in the figures above. 0 in a round.
@@ -129,10 +133,12 @@ pub struct Report<C> {
     pub summary: Summary,
     /// Median, least and greatest of the rounds' reads per second.
     pub spread: Spread,
+    /// What the machine counted meanwhile; `null` without `--counters`.
+    pub counters: Option<Counters>,
 }
 
 /// How far the rounds lie apart, in reads per second.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// Middle round.
     pub iops_median: f64,
@@ -178,6 +184,7 @@ impl Summary {
             },
             cpu_ns_per_op: per_op(stats.cpu_ns.0 + stats.cpu_ns.1),
             cpu_system_ns_per_op: per_op(stats.cpu_ns.1),
+            idle_share: stats.idle_ns as f64 / stats.span_ns.max(1) as f64,
             commands_per_op: per_op(stats.commands),
             late: stats.late,
             late_max_ns: stats.late_max_ns,

@@ -3,10 +3,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::Builder;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::counters::{Counters, LOAD_THREAD, Observe, Probe, Totals};
 use super::job::{Job, Load, RoundStats};
 use super::pattern::{Pattern, PatternOptions};
 use super::report::{HostFacts, Report, SCHEMA, Spread, Summary, Tool};
@@ -15,6 +17,9 @@ use crate::error::{Error, Kind, Result};
 use crate::host::facts::Facts;
 use crate::host::{Root, affinity};
 use crate::stats::Clock;
+
+/// Longest sleep of the thread that counts: so long a failed run waits for it.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// How a run goes.
 #[derive(Debug, Clone)]
@@ -39,6 +44,8 @@ pub struct RunOptions {
     pub pattern: PatternOptions,
     /// Show a progress line on standard error.
     pub progress: bool,
+    /// What is counted from the beginning of the first round to the end of the last.
+    pub observe: Option<Observe>,
 }
 
 /// What a run gave.
@@ -50,6 +57,8 @@ pub struct Outcome {
     pub rounds: Vec<Summary>,
     /// Figures of all rounds.
     pub summary: Summary,
+    /// What was counted, where that was asked for.
+    pub counters: Option<Counters>,
 }
 
 impl Outcome {
@@ -63,6 +72,7 @@ impl Outcome {
             spread: Spread::of(&self.rounds),
             rounds: self.rounds,
             summary: self.summary,
+            counters: self.counters,
         }
     }
 }
@@ -148,27 +158,75 @@ pub fn run<T: Target>(
         Job { target, pattern, load, clock, counts_cpu, progress, stop }.run()
     };
 
+    let observer = |observe: &Observe| -> Result<Option<Totals>> {
+        let begin = loop {
+            match start_at.load(Ordering::Acquire) {
+                0 if running.load(Ordering::Relaxed) == 0 => return Ok(None),
+                0 => std::thread::sleep(Duration::from_millis(1)),
+                start => break start + Clock::nanos(options.warmup),
+            }
+        };
+        let mut probe = Probe::open(&Root::system(), observe)?;
+        let wait_until = |time: u64| {
+            while !stop.load(Ordering::Relaxed) {
+                match time.saturating_sub(clock.now()) {
+                    0 => return true,
+                    left => std::thread::sleep(Duration::from_nanos(left).min(LOOK_EVERY)),
+                }
+            }
+            false
+        };
+        if !wait_until(begin) {
+            return Ok(None);
+        }
+        probe.begin()?;
+        let end = begin + Clock::nanos(options.duration);
+        Ok(if wait_until(end) { Some(probe.end()?) } else { None })
+    };
+    // What /proc says of a thread goes with it, so they stay until it is read.
+    let observed = AtomicBool::new(options.observe.is_none());
+    let mut counted = Ok(None);
     let outcomes: Vec<Result<Vec<RoundStats>>> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..options.threads)
             .map(|number| {
-                let (body, stop, running) = (&body, &stop, &running);
-                scope.spawn(move || {
+                let (body, stop, running, observed) = (&body, &stop, &running, &observed);
+                let work = move || {
                     let _ending = Ending { stop, running };
-                    body(number).inspect_err(|_| stop.store(true, Ordering::Relaxed))
-                })
+                    let outcome = body(number).inspect_err(|_| stop.store(true, Ordering::Relaxed));
+                    while !observed.load(Ordering::Relaxed) && !stop.load(Ordering::Relaxed) {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    outcome
+                };
+                let named = Builder::new().name(format!("{LOAD_THREAD}{number}"));
+                named.spawn_scoped(scope, work).expect("a thread can be started")
             })
             .collect();
+        let observing = options.observe.as_ref().map(|observe| {
+            let (observer, observed) = (&observer, &observed);
+            scope.spawn(move || {
+                let outcome = catch_unwind(AssertUnwindSafe(|| observer(observe)));
+                observed.store(true, Ordering::Relaxed);
+                outcome.unwrap_or_else(|_| {
+                    Err(Error::new(Kind::Device, "the thread that counts panicked"))
+                })
+            })
+        });
         if options.progress {
             show_progress(options, &counts, &running);
         }
-        threads
+        let outcomes = threads
             .into_iter()
             .map(|thread| {
                 thread.join().unwrap_or_else(|_| {
                     Err(Error::new(Kind::Device, "a load thread panicked; see its message"))
                 })
             })
-            .collect()
+            .collect();
+        if let Some(observing) = observing {
+            counted = observing.join().expect("its panics are caught");
+        }
+        outcomes
     });
 
     // And one for what happened outside of them.
@@ -183,9 +241,11 @@ pub fn run<T: Target>(
     rounds.iter().for_each(|round| total.merge(round));
     rounds.truncate(options.rounds);
     let open_loop = options.rate.is_some();
+    let summary = Summary::of(&total, options.duration.as_secs_f64(), open_loop);
     Ok(Outcome {
+        counters: counted?.map(|totals| totals.per_read(summary.iops)),
         host: HostFacts { before, after: Facts::read(&Root::system()) },
-        summary: Summary::of(&total, options.duration.as_secs_f64(), open_loop),
+        summary,
         rounds: rounds.iter().map(|round| Summary::of(round, seconds, open_loop)).collect(),
     })
 }

@@ -44,6 +44,15 @@ pub struct Finished {
     pub check_ns: u64,
 }
 
+/// When a poll found something, by the caller's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Polled {
+    /// Before any work on it.
+    pub found: u64,
+    /// After that work.
+    pub after: u64,
+}
+
 /// Something that reads. One thread owns it.
 pub trait Target {
     /// Independent lanes (connections), each of which takes the depth of the load.
@@ -55,7 +64,7 @@ pub trait Target {
     /// Sends the batch.
     fn flush(&mut self) -> Result<()>;
 
-    /// Appends what finished, within `out`'s spare capacity. Gives the time after the work on it,
-    /// or `None` if nothing finished (the clock is not read then).
-    fn poll(&mut self, clock: &Clock, out: &mut Vec<Finished>) -> Result<Option<u64>>;
+    /// Appends what finished, within `out`'s spare capacity. `None` if nothing finished (the clock
+    /// is not read then).
+    fn poll(&mut self, clock: &Clock, out: &mut Vec<Finished>) -> Result<Option<Polled>>;
 }

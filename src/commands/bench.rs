@@ -45,6 +45,10 @@ pub struct BenchArgs {
     /// Compare the CRC-64/NVME of what landed with that of what the server read
     #[arg(long)]
     verify: bool,
+    /// Process of a server on this machine whose threads and drives --counters is to count
+    /// [default: this process]
+    #[arg(long, value_name = "PID")]
+    observe: Option<u32>,
     /// File with the secret that the server asks for
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -109,7 +113,9 @@ pub fn run(args: BenchArgs) -> Result<()> {
     drop(first);
 
     let cores = args.cores.as_deref().map(affinity::parse_list).transpose()?.unwrap_or_default();
-    let options = load_options(&args.load, args.threads, cores)?;
+    let mut options = load_options(&args.load, args.threads, cores)?;
+    let drives: Vec<String> = config.drives.iter().map(|drive| drive.name.clone()).collect();
+    options.observe = args.load.counters.observe(args.observe, &drives);
     let outcome = run_load(&options, |thread| {
         let lanes = (thread..args.connections).step_by(args.threads);
         let lanes = lanes.map(connect).collect::<Result<Vec<_>>>()?;

@@ -83,7 +83,8 @@ fn measure<S: Storage>(args: &LocalArgs, storage: &S) -> Result<()> {
         pages: args.storage.hugepages,
         node: args.storage.node.or_else(|| storage.node()),
     };
-    let options = load_options(&args.load, cores.len(), cores.clone())?;
+    let mut options = load_options(&args.load, cores.len(), cores.clone())?;
+    options.observe = args.load.counters.observe(None, &args.storage.devices);
     let why = std::sync::Mutex::new(String::new());
     let outcome = run_load(&options, |_| {
         let arena = storage.arena(&spec)?;
@@ -135,6 +136,7 @@ pub(super) fn load_options(
             seed: load.seed,
         },
         progress: std::io::stderr().is_terminal(),
+        observe: None,
     })
 }
 

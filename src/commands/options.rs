@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::names;
+use crate::bench::Observe;
 use crate::device::DEFAULT_JOURNAL;
 use crate::error::{Context, Error, Kind, Result};
 use crate::host::Root;
@@ -46,6 +47,26 @@ pub enum OnOff {
 impl OnOff {
     pub(super) fn is_on(self) -> bool {
         self == OnOff::On
+    }
+}
+
+/// How much is counted beside the load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Counting {
+    /// Nothing
+    Off,
+    /// What costs the load nothing
+    On,
+    /// That, and what costs it time
+    Traced,
+}
+
+impl Counting {
+    /// What is observed: the threads of `pid`, or of this process, and these drives.
+    pub(super) fn observe(self, pid: Option<u32>, drives: &[String]) -> Option<Observe> {
+        let traced = self == Counting::Traced;
+        (self != Counting::Off).then(|| Observe { pid, drives: drives.to_vec(), traced })
     }
 }
 
@@ -173,6 +194,11 @@ pub struct LoadArgs {
     /// Seed of the random offsets
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// Count what the machine does meanwhile: hardware events of the threads that read, CPU time,
+    /// requests of the drives, TLB shootdowns, idle states. traced: also system calls, requests
+    /// that go to io-wq and look-ups of files, which slows the load down
+    #[arg(long, value_enum, default_value_t = Counting::Off)]
+    pub counters: Counting,
     /// Write the result as JSON; "-": to standard output, and nothing else there
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,

@@ -4,7 +4,9 @@
 pub mod aer;
 pub mod affinity;
 pub mod block;
+pub mod child;
 pub mod cpu;
+pub mod diskstat;
 pub mod fact;
 pub mod facts;
 pub mod hugepages;
@@ -16,8 +18,10 @@ pub mod notify;
 pub mod numa;
 pub mod nvme;
 pub mod pci;
+pub mod perf;
 pub mod sample;
 pub mod signature;
+pub mod task;
 pub mod topology;
 pub mod usage;
 

@@ -1,5 +1,6 @@
 use super::*;
 use crate::bench::pattern::{Order, PatternOptions};
+use crate::bench::target::Polled;
 
 const MS: u64 = 1_000_000;
 
@@ -36,7 +37,7 @@ impl Target for &mut Fake {
         Ok(())
     }
 
-    fn poll(&mut self, clock: &Clock, out: &mut Vec<Finished>) -> Result<Option<u64>> {
+    fn poll(&mut self, clock: &Clock, out: &mut Vec<Finished>) -> Result<Option<Polled>> {
         let now = clock.now();
         let until = self.until;
         while let Some((op, held)) = self.in_flight.pop_front_if(|(_, held)| !*held || now >= until)
@@ -55,7 +56,7 @@ impl Target for &mut Fake {
                 check_ns: 0,
             });
         }
-        Ok((!out.is_empty()).then_some(now))
+        Ok((!out.is_empty()).then_some(Polled { found: now, after: now }))
     }
 }
 
@@ -117,4 +118,15 @@ fn failures_in_the_warm_up_are_counted() {
     (fake.held, fake.status) = (0..4, Status::TimedOut);
     let (round, outside) = run(&mut fake, 4, None);
     assert_eq!((round.failures(), outside.failures()), (0, 4));
+}
+
+#[test]
+fn time_without_work_is_idle() {
+    let mut busy = Fake::new(1);
+    let (round, _) = run(&mut busy, 1, None);
+    assert_eq!(round.span_ns, 300 * MS);
+    assert!(round.idle_ns < round.span_ns / 2, "{}", round.idle_ns);
+    // One read in 10 ms: the thread waits nearly all of the time.
+    let (round, _) = run(&mut Fake::new(1), 1, Some(10.0 * MS as f64));
+    assert!(round.idle_ns > round.span_ns / 2, "{}", round.idle_ns);
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::bench::pattern::Order;
-use crate::bench::target::{Finished, Op};
+use crate::bench::target::{Finished, Op, Polled};
 
 struct Broken;
 
@@ -17,7 +17,7 @@ impl Target for Broken {
         Ok(())
     }
 
-    fn poll(&mut self, _: &Clock, _: &mut Vec<Finished>) -> Result<Option<u64>> {
+    fn poll(&mut self, _: &Clock, _: &mut Vec<Finished>) -> Result<Option<Polled>> {
         panic!("a fault of the target");
     }
 }
@@ -34,6 +34,7 @@ fn options(threads: usize) -> RunOptions {
         drain: Duration::ZERO,
         pattern: PatternOptions { io_size: 512, align: 512, order: Order::Random, seed: 1 },
         progress: true,
+        observe: None,
     }
 }
 
