@@ -102,6 +102,11 @@ pub struct StorageArgs {
     /// uring: let a kernel thread submit
     #[arg(long, value_enum, default_value_t = OnOff::Off)]
     pub sqpoll: OnOff,
+    /// spdk: time that the drive has for a command; then it is aborted, after as long again the
+    /// controller is reset, and a controller that does not come back is given up
+    #[arg(long, default_value = "10s", value_parser = duration)]
+    #[serde(serialize_with = "seconds")]
+    pub command_timeout: Duration,
     /// What is done with the bytes that were read: crc, touch, none
     #[arg(long, default_value = "crc", value_parser = parse::<CheckMode>)]
     pub check: CheckMode,
@@ -127,7 +132,8 @@ impl StorageArgs {
         let root = Root::system();
         let drive = |name: &String| names::for_spdk(&root, Path::new(DEFAULT_JOURNAL), name);
         let drives = self.devices.iter().map(drive).collect::<Result<Vec<_>>>()?;
-        SpdkStorage::open_drives(&drives, SpdkOptions::default())
+        let timeout = self.command_timeout;
+        SpdkStorage::open_drives(&drives, SpdkOptions { timeout, ..SpdkOptions::default() })
     }
 
     /// Makes the drives in memory.

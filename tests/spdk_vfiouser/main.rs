@@ -2,11 +2,13 @@
 
 mod faults;
 mod format;
+mod hang;
 mod parts;
-#[path = "../support/skip.rs"]
-mod skip;
+mod serve;
 #[path = "../storage_contract/suite.rs"]
 mod suite;
+#[path = "../support/mod.rs"]
+mod support;
 mod target;
 
 use std::sync::{Mutex, MutexGuard};
@@ -41,7 +43,7 @@ fn start(test: &str, controllers: &[&[Drive]]) -> Option<(MutexGuard<'static, ()
     match Target::start(controllers) {
         Ok(target) => Some((turn, target)),
         Err(reason) => {
-            skip::skip(test, &reason);
+            support::skip(test, &reason);
             None
         }
     }
@@ -53,6 +55,22 @@ fn open(names: &[String], options: SpdkOptions) -> SpdkStorage {
 
 fn writable() -> SpdkOptions {
     SpdkOptions { mode: OpenMode::ReadWrite, ..SpdkOptions::default() }
+}
+
+/// True in a process that runs the test `name` alone; elsewhere runs it in one, to its good end.
+fn in_a_process_of_its_own(name: &str) -> bool {
+    const CHILD: &str = "MILLRACE_TEST_CHILD";
+    if std::env::var_os(CHILD).is_some() {
+        return true;
+    }
+    let _turn = turn();
+    let program = std::env::current_exe().expect("this program");
+    let child = std::process::Command::new(program)
+        .args([name, "--exact", "--nocapture"])
+        .env(CHILD, "1")
+        .status();
+    assert!(child.expect("it runs").success());
+    false
 }
 
 /// Writes what each drive must have, through the backend itself.

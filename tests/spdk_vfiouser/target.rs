@@ -16,12 +16,28 @@ pub struct Drive {
     pub block_size: u32,
     /// Bytes of metadata at the end of each block.
     pub metadata: u32,
+    pub trouble: Trouble,
+}
+
+/// What a drive can be made to do by its target.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Trouble {
+    None,
+    /// [`Target::hang`]: SPDK's error bdev lies on the RAM.
+    Hangs,
+    /// [`Target::delay`]: SPDK's delay bdev lies on the RAM, which can abort what it delays.
+    Delays,
 }
 
 impl Drive {
     pub const fn new(block_size: u32) -> Self {
         // 16 MiB.
-        Self { blocks: (16 << 20) / block_size as u64, block_size, metadata: 0 }
+        Self {
+            blocks: (16 << 20) / block_size as u64,
+            block_size,
+            metadata: 0,
+            trouble: Trouble::None,
+        }
     }
 }
 
@@ -46,6 +62,8 @@ impl Target {
             // SPDK's lock files on CPUs would keep two targets on one machine apart.
             .args(["--disable-cpumask-locks", "-m", &format!("[{}]", cpus - 1), "-r"])
             .arg(dir.path().join("rpc"))
+            // Should it crash, its core goes with it.
+            .current_dir(dir.path())
             .stdin(Stdio::null())
             .stdout(log.try_clone().map_err(|e| e.to_string())?)
             .stderr(log)
@@ -56,6 +74,7 @@ impl Target {
         let mut target = Self { child, dir };
         target.wait()?;
         target.call("nvmf_create_transport", json!({ "trtype": "VFIOUSER" }))?;
+        target.call("nvmf_create_transport", json!({ "trtype": "TCP" }))?;
         for (number, drives) in controllers.iter().enumerate() {
             target.add(number, drives)?;
         }
@@ -70,7 +89,7 @@ impl Target {
                 "serial_number": format!("MILLRACE{number}"), "model_number": "RAM drive" }),
         )?;
         for (place, drive) in drives.iter().enumerate() {
-            let name = format!("Malloc{number}_{place}");
+            let name = malloc(number, place);
             let mut params = json!({ "name": name, "num_blocks": drive.blocks,
                 "block_size": drive.block_size });
             if drive.metadata > 0 {
@@ -78,9 +97,23 @@ impl Target {
                 params["md_interleave"] = true.into();
             }
             self.call("bdev_malloc_create", params)?;
+            match drive.trouble {
+                Trouble::None => {}
+                Trouble::Hangs => {
+                    self.call("bdev_error_create", json!({ "base_name": name }))?;
+                }
+                Trouble::Delays => {
+                    self.call(
+                        "bdev_delay_create",
+                        json!({ "base_bdev_name": name, "name": drive.bdev(number, place),
+                            "avg_read_latency": 0, "p99_read_latency": 0,
+                            "avg_write_latency": 0, "p99_write_latency": 0 }),
+                    )?;
+                }
+            }
             self.call(
                 "nvmf_subsystem_add_ns",
-                json!({ "nqn": nqn, "namespace": { "bdev_name": name } }),
+                json!({ "nqn": nqn, "namespace": { "bdev_name": drive.bdev(number, place) } }),
             )?;
         }
         let folder = self.folder(number);
@@ -101,6 +134,51 @@ impl Target {
     pub fn id(&self, number: usize) -> String {
         let folder = self.folder(number);
         format!("trtype:VFIOUSER traddr:{} subnqn:{}", folder.display(), nqn(number))
+    }
+
+    /// Lets controller `number` be reached by TCP as well; its transport id there.
+    pub fn listen(&self, number: usize) -> Result<String, String> {
+        // A port that is free now; nobody else takes one that was given away so lately.
+        let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr());
+        let port = free.map_err(|e| e.to_string())?.port();
+        let nqn = nqn(number);
+        self.call(
+            "nvmf_subsystem_add_listener",
+            json!({ "nqn": nqn, "listen_address": { "trtype": "TCP", "adrfam": "ipv4",
+                "traddr": "127.0.0.1", "trsvcid": port.to_string() } }),
+        )?;
+        Ok(format!("trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{port} subnqn:{nqn}"))
+    }
+
+    /// The next `reads` of a drive that [`Trouble::Hangs`] never end.
+    pub fn hang(&self, number: usize, place: usize, reads: u32) {
+        let params = json!({ "name": format!("EE_{}", malloc(number, place)), "io_type": "read",
+            "error_type": "pending", "num": reads });
+        self.call("bdev_error_inject_error", params).unwrap();
+    }
+
+    /// Reads of a drive that [`Trouble::Delays`] take this long from now on.
+    pub fn delay(&self, number: usize, place: usize, time: Duration) {
+        for kind in ["avg_read", "p99_read"] {
+            let params = json!({ "delay_bdev_name": Trouble::delayed(number, place),
+                "latency_type": kind, "latency_us": time.as_micros() as u64 });
+            self.call("bdev_delay_update_latency", params).unwrap();
+        }
+    }
+
+    /// Numbers of the connections' controllers of subsystem `number`, as the target has them: a
+    /// host that connects anew has another.
+    pub fn controllers(&self, number: usize) -> Vec<u64> {
+        let answer = self.call("nvmf_subsystem_get_controllers", json!({ "nqn": nqn(number) }));
+        let answer = answer.unwrap();
+        let answer = answer.as_array().expect("a list").iter();
+        answer.map(|one| one["cntlid"].as_u64().expect("a number")).collect()
+    }
+
+    /// Stops it, as a machine that hangs: its sockets stay open and nobody answers.
+    pub fn freeze(&self) {
+        // SAFETY: a signal to a child that was not waited for.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, libc::SIGSTOP) }, 0);
     }
 
     /// Kills it, as a crash would.
@@ -154,6 +232,28 @@ impl Drop for Target {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+impl Drive {
+    /// Name of the bdev that is exported.
+    fn bdev(&self, number: usize, place: usize) -> String {
+        match self.trouble {
+            Trouble::None => malloc(number, place),
+            // The name that SPDK gives it.
+            Trouble::Hangs => format!("EE_{}", malloc(number, place)),
+            Trouble::Delays => Trouble::delayed(number, place),
+        }
+    }
+}
+
+impl Trouble {
+    fn delayed(number: usize, place: usize) -> String {
+        format!("Delay{number}_{place}")
+    }
+}
+
+fn malloc(number: usize, place: usize) -> String {
+    format!("Malloc{number}_{place}")
 }
 
 fn nqn(number: usize) -> String {

@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
+pub mod reader;
 mod skip;
 
 use std::io::{BufRead, BufReader, Read};

@@ -24,6 +24,8 @@
 //!   in flight are leaked and counted.
 
 use std::ffi::CString;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -40,6 +42,10 @@ const KEEP_ALIVE_MS: u32 = 10_000;
 /// Bound for commands of initialisation. The 120 s that SPDK has would hold up a reset, and with
 /// it the requests that wait for it, for as long.
 const ADMIN_TIMEOUT_MS: u32 = 15_000;
+
+/// Abort commands on their way at once. SPDK takes two of the admin queue's 32 requests for each,
+/// and a drive that hangs is not helped by more.
+const MAX_ABORTS: u32 = 4;
 
 /// Largest I/O queue asked for; SPDK lowers it to what the controller has (CAP.MQES).
 const MAX_QUEUE: u32 = 4096;
@@ -119,6 +125,10 @@ pub(super) struct Controller {
     word: AtomicU32,
     reset_wanted: AtomicBool,
     detached: AtomicBool,
+    /// Abort commands on their way.
+    aborts: AtomicU32,
+    /// SPDK's connection to a vfio-user target, a second time.
+    socket: Mutex<Option<UnixStream>>,
     members: Mutex<Vec<Arc<Member>>>,
 }
 
@@ -207,6 +217,8 @@ impl Controller {
             word: AtomicU32::new(0),
             reset_wanted: AtomicBool::new(false),
             detached: AtomicBool::new(false),
+            aborts: AtomicU32::new(0),
+            socket: Mutex::new((kin == Kin::VfioUser).then(|| socket_of(&trid)).flatten()),
             members: Mutex::new(Vec::new()),
         })
     }
@@ -289,11 +301,37 @@ impl Controller {
             match self.word.compare_exchange(word, lost, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
                     log::error!("{} is given up: it does not answer", self.name);
+                    self.cut();
                     return;
                 }
                 Err(now) => word = now,
             }
         }
+    }
+
+    /// Ends the connection to a vfio-user target. SPDK waits without a bound for its answers, with
+    /// the lock of [`env::exclusive`] held; this ends such a wait with an error. It proves nothing
+    /// about memory, which the target has mapped.
+    pub(super) fn cut(&self) {
+        let socket = self.socket.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(socket) = &*socket
+            && let Err(e) = socket.shutdown(std::net::Shutdown::Both)
+        {
+            log::debug!("{}: shutdown: {e}", self.name);
+        }
+    }
+
+    /// Room for an abort command: the counter that its end has to lower, or `None` where
+    /// [`MAX_ABORTS`] are on their way.
+    pub(super) fn begin_abort(&self) -> Option<*mut std::ffi::c_void> {
+        let room = |n| (n < MAX_ABORTS).then_some(n + 1);
+        self.aborts.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).ok()?;
+        Some((&raw const self.aborts).cast_mut().cast())
+    }
+
+    /// Takes back [`Controller::begin_abort`] where SPDK did not take the command.
+    pub(super) fn abort_not_sent(&self) {
+        self.aborts.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// True when every queue complies with the phase of `word`.
@@ -310,10 +348,35 @@ impl Controller {
         // SAFETY: attached once, detached once (the flag), by the last user: the caller says that
         // all queue pairs are freed. Phase Removed or the drop of the storage keep others away.
         let answer = unsafe { sys::spdk_nvme_detach(self.raw()) };
+        // The target sees that its host has left when the last descriptor is closed.
+        drop(self.socket.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take());
         if answer != 0 {
             log::warn!("detaching {}: error {answer}", self.name);
         }
     }
+}
+
+/// The socket that SPDK has to the vfio-user target of `trid`, duplicated. SPDK tells nobody its
+/// descriptor; it is the one whose peer is the target's address.
+fn socket_of(trid: &sys::spdk_nvme_transport_id) -> Option<UnixStream> {
+    let folder = text_of(&trid.traddr)?;
+    let wanted = std::path::Path::new(&folder).join("cntrl");
+    let of_peer = |entry: std::io::Result<std::fs::DirEntry>| {
+        let number = entry.ok()?.file_name().to_str()?.parse().ok()?;
+        // SAFETY: borrowed for the duplication only, which fails where it was closed meanwhile.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
+        let socket = UnixStream::from(borrowed.try_clone_to_owned().ok()?);
+        // Fails for what is no Unix socket.
+        (socket.peer_addr().ok()?.as_pathname() == Some(&wanted)).then_some(socket)
+    };
+    let found = std::fs::read_dir("/proc/self/fd").ok()?.find_map(of_peer);
+    if found.is_none() {
+        log::warn!(
+            "no socket to {} found: a target that hangs would hold all up",
+            wanted.display()
+        );
+    }
+    found
 }
 
 /// Adds SPDK's latest error lines as the cause.

@@ -21,6 +21,10 @@ const SCAN_TICKS: u32 = 10;
 /// that does not is one whose thread is not running.
 const COMPLY: Duration = Duration::from_secs(2);
 
+/// How long the thread may take to end before it is helped: above what a reset takes that goes
+/// well.
+const END: Duration = Duration::from_secs(20);
+
 /// A job for the thread.
 enum Job {
     Reset(usize, Sender<Result<()>>),
@@ -31,6 +35,7 @@ enum Job {
 pub(super) struct Housekeeping {
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
+    controllers: Vec<Arc<Controller>>,
 }
 
 impl std::fmt::Debug for Job {
@@ -43,13 +48,14 @@ impl Housekeeping {
     /// Starts it over `controllers`.
     pub(super) fn start(controllers: Vec<Arc<Controller>>) -> Result<Self> {
         let (jobs, inbox) = channel();
+        let kept = controllers.clone();
         let thread = std::thread::Builder::new()
             .name("spdk-keeper".into())
             .spawn(move || Keeper { controllers, ticks: 0 }.run(&inbox))
             .map_err(|e| {
                 Error::new(Kind::Resource, "cannot start SPDK's housekeeping thread").caused_by(e)
             })?;
-        Ok(Self { jobs: Some(jobs), thread: Some(thread) })
+        Ok(Self { jobs: Some(jobs), thread: Some(thread), controllers: kept })
     }
 
     /// Resets controller number `index` and waits for the outcome.
@@ -65,6 +71,16 @@ impl Housekeeping {
 impl Drop for Housekeeping {
     fn drop(&mut self) {
         drop(self.jobs.take());
+        let deadline = Instant::now() + END;
+        while self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            if Instant::now() >= deadline {
+                // It waits for a vfio-user target that does not answer; nothing else has no bound.
+                let unended = self.controllers.iter().filter(|c| c.kin == Kin::VfioUser);
+                unended.for_each(|controller| controller.give_up());
+                break;
+            }
+            std::thread::sleep(TICK);
+        }
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {

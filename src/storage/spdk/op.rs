@@ -6,6 +6,7 @@
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use spdk_sys as sys;
 
@@ -207,8 +208,12 @@ pub(super) unsafe extern "C" fn ended(
     }
 }
 
-/// Callback of an abort command: what counts is how the aborted command itself ends.
-pub(super) unsafe extern "C" fn abort_ended(_: *mut c_void, _: *const sys::spdk_nvme_cpl) {}
+/// Callback of an abort command: it makes room for another. What counts otherwise is how the
+/// aborted command itself ends.
+pub(super) unsafe extern "C" fn abort_ended(argument: *mut c_void, _: *const sys::spdk_nvme_cpl) {
+    // SAFETY: the counter that `Controller::begin_abort` gave, which outlives the command.
+    unsafe { &*argument.cast::<AtomicU32>() }.fetch_sub(1, Ordering::Relaxed);
+}
 
 #[cfg(test)]
 mod tests {

@@ -22,6 +22,19 @@ const MAX_RETRIES: u8 = 3;
 /// Smallest and largest number of entries of a queue pair; each has a page of PRP entries.
 const QUEUE_SIZE: std::ops::RangeInclusive<u32> = 128..=1024;
 
+/// What reads and writes are sent by: namespace, queue pair, buffer, first block, blocks, callback,
+/// its argument, flags.
+type Transfer = unsafe extern "C" fn(
+    *mut sys::spdk_nvme_ns,
+    *mut sys::spdk_nvme_qpair,
+    *mut std::ffi::c_void,
+    u64,
+    u32,
+    sys::spdk_nvme_cmd_cb,
+    *mut std::ffi::c_void,
+    u32,
+) -> i32;
+
 /// Whether a controller takes commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
@@ -49,6 +62,9 @@ pub(super) struct Lane {
     pub requests: u32,
     /// Its queue pair could not be proven dead, and is leaked with the table.
     pub leaked: bool,
+    /// Commands that were aborted, and those that a reset was asked for, since the last log line.
+    pub aborts: u32,
+    pub resets: u32,
 }
 
 /// A drive as this queue has it.
@@ -166,6 +182,8 @@ impl SpdkQueue {
             queue_size,
             requests,
             leaked: false,
+            aborts: 0,
+            resets: 0,
         })
     }
 
@@ -185,44 +203,30 @@ impl SpdkQueue {
         let lba = op.offset >> port.shift;
         let blocks = op.len >> port.shift;
         let buffer = op.lent.as_ref().expect("a command has its slot").addr().cast();
-        let operation = op.operation;
         // Before the call: SPDK may call back from within it.
         op.state = State::Sent;
         op.commands = op.commands.saturating_add(port.commands(op.offset, op.len));
+        let (ns, qpair, argument) = (port.ns, lane.qpair, at.cast());
+        let transfer = match op.operation {
+            Operation::Read => Some(sys::spdk_nvme_ns_cmd_read as Transfer),
+            Operation::Write | Operation::WriteDurable => {
+                Some(sys::spdk_nvme_ns_cmd_write as Transfer)
+            }
+            Operation::Sync => None,
+        };
+        let flags = match op.operation {
+            Operation::WriteDurable => sys::SPDK_NVME_IO_FLAGS_FORCE_UNIT_ACCESS,
+            Operation::Read | Operation::Write | Operation::Sync => 0,
+        };
         // SAFETY: queue pair and namespace are of one attached controller in phase Running (the
         // lane is active), and this is the queue pair's thread. The buffer is a slot of this
         // queue's arena (checked on submission), which is memory of SPDK's, at least `len` long;
         // its Lent in the op keeps it mapped and out of reach until SPDK has called back. The op
         // outlives the command: the table is freed only when SPDK has none of its commands.
         let answer = unsafe {
-            match operation {
-                Operation::Read => sys::spdk_nvme_ns_cmd_read(
-                    port.ns,
-                    lane.qpair,
-                    buffer,
-                    lba,
-                    blocks,
-                    Some(ended),
-                    at.cast(),
-                    0,
-                ),
-                Operation::Write | Operation::WriteDurable => sys::spdk_nvme_ns_cmd_write(
-                    port.ns,
-                    lane.qpair,
-                    buffer,
-                    lba,
-                    blocks,
-                    Some(ended),
-                    at.cast(),
-                    if operation == Operation::WriteDurable {
-                        sys::SPDK_NVME_IO_FLAGS_FORCE_UNIT_ACCESS
-                    } else {
-                        0
-                    },
-                ),
-                Operation::Sync => {
-                    sys::spdk_nvme_ns_cmd_flush(port.ns, lane.qpair, Some(ended), at.cast())
-                }
+            match transfer {
+                Some(call) => call(ns, qpair, buffer, lba, blocks, Some(ended), argument, flags),
+                None => sys::spdk_nvme_ns_cmd_flush(ns, qpair, Some(ended), argument),
             }
         };
         if answer == 0 {

@@ -1,5 +1,6 @@
 //! The slow paths of a queue: phases of controllers, failures, deadlines, and the end.
 
+use std::mem;
 use std::time::{Duration, Instant};
 
 use spdk_sys as sys;
@@ -17,7 +18,7 @@ const SCANS_PER_TIMEOUT: u64 = 16;
 
 /// How long abort and reset may take beyond two timeouts before a drive is given up. Above what
 /// initialisation takes when it goes well (CAP.TO of most drives is below 10 s).
-const RESET_BOUND: Duration = Duration::from_secs(20);
+const RESET_BOUND: Duration = Duration::from_secs(30);
 
 impl SpdkQueue {
     /// Complies with the phase that a controller is in now.
@@ -52,7 +53,7 @@ impl SpdkQueue {
     /// Frees the queue pair, on which SPDK calls back for every command in it.
     fn release(&mut self, at: usize) {
         let lane = &mut self.lanes[at];
-        let qpair = std::mem::replace(&mut lane.qpair, std::ptr::null_mut());
+        let qpair = mem::replace(&mut lane.qpair, std::ptr::null_mut());
         if qpair.is_null() {
             return;
         }
@@ -167,10 +168,13 @@ impl SpdkQueue {
                 }
                 Mode::Active if !blocked => {
                     let commands = self.table().op(index).commands;
+                    // It may take as long as any other from here on: after a reset that took
+                    // time, what was sent again would be overdue at once, and reset once more.
+                    let born = mem::take(&mut self.table().op(index).born);
                     let answer = self.send(index);
                     if answer != 0 {
                         let op = self.table().op(index);
-                        (op.state, op.commands) = (State::Parked, commands);
+                        (op.state, op.commands, op.born) = (State::Parked, commands, born);
                         // The order is kept; the poll finds out about a queue that has failed.
                         blocked = true;
                     }
@@ -219,8 +223,6 @@ impl SpdkQueue {
         let hertz = unsafe { sys::spdk_get_ticks_hz() };
         let last = 2 * self.timeout + RESET_BOUND.as_secs() * hertz;
         for index in 0..self.table().depth() {
-            let timeout = self.timeout;
-            let at = self.table().at(index);
             let op = self.table().op(index);
             if !matches!(op.state, State::Sent | State::Parked) {
                 continue;
@@ -232,53 +234,72 @@ impl SpdkQueue {
                 continue;
             }
             let age = now.saturating_sub(op.born);
-            if age < timeout {
+            let (state, drive, overdue) = (op.state, usize::from(op.drive), op.overdue);
+            if age < self.timeout {
                 continue;
             }
-            let (state, drive, offset) = (op.state, usize::from(op.drive), op.offset);
-            let overdue = op.overdue;
-            let lane = &self.lanes[usize::from(self.ports[drive].lane)];
+            let at = usize::from(self.ports[drive].lane);
+            let lane = &self.lanes[at];
             if age >= last {
                 lane.controller.give_up();
                 continue;
             }
-            let sent = state == State::Sent && lane.mode == Mode::Active;
-            match overdue {
-                Overdue::No if sent => {
-                    log::error!(
-                        "{}: the command at {offset} is overdue: aborting it",
-                        lane.controller.name
-                    );
-                    // The vfio-user transport cannot look for a command (it has no
-                    // qpair_iterate_requests).
-                    let abort = lane.controller.kin != Kin::VfioUser;
-                    let (raw, qpair) = (lane.controller.raw(), lane.qpair);
-                    // SAFETY: attached and running; this thread's queue pair; the argument only
-                    // names the command that was sent with it.
-                    let aborted = abort
-                        && unsafe {
-                            sys::spdk_nvme_ctrlr_cmd_abort_ext(
-                                raw,
-                                qpair,
-                                at.cast(),
-                                Some(abort_ended),
-                                std::ptr::null_mut(),
-                            )
-                        } == 0;
-                    let op = self.table().op(index);
-                    op.overdue = if aborted { Overdue::Aborted } else { Overdue::Reset };
-                    if !aborted {
-                        self.lanes[usize::from(self.ports[drive].lane)].controller.ask_reset();
-                    }
-                }
-                Overdue::Aborted if sent && age >= 2 * timeout => {
-                    log::error!("{}: the abort did not help", lane.controller.name);
+            if state != State::Sent || lane.mode != Mode::Active || overdue == Overdue::Reset {
+                continue;
+            }
+            let step = if age >= 2 * self.timeout {
+                Overdue::Reset
+            } else if overdue == Overdue::No {
+                self.abort(at, index)
+            } else {
+                continue;
+            };
+            let lane = &mut self.lanes[at];
+            match step {
+                Overdue::No => continue,
+                Overdue::Aborted => lane.aborts += 1,
+                Overdue::Reset => {
+                    lane.resets += 1;
                     lane.controller.ask_reset();
-                    self.table().op(index).overdue = Overdue::Reset;
                 }
-                _ => {}
+            }
+            self.table().op(index).overdue = step;
+        }
+        for lane in &mut self.lanes {
+            let (aborts, resets) = (mem::take(&mut lane.aborts), mem::take(&mut lane.resets));
+            let name = &lane.controller.name;
+            if aborts > 0 {
+                log::error!("{name}: {aborts} commands are overdue: aborting them");
+            }
+            if resets > 0 {
+                log::error!("{name}: {resets} commands are overdue: the controller is to be reset");
             }
         }
+    }
+
+    /// Has the controller abort a command. The step that was taken: `No` where as many aborts as
+    /// may be are on their way, so that it is tried again at the next look.
+    fn abort(&mut self, at: usize, index: u32) -> Overdue {
+        let argument = self.table().at(index).cast();
+        let lane = &self.lanes[at];
+        // The vfio-user transport cannot look for a command (it has no qpair_iterate_requests).
+        if lane.controller.kin == Kin::VfioUser {
+            return Overdue::Reset;
+        }
+        let Some(ended) = lane.controller.begin_abort() else { return Overdue::No };
+        let raw = lane.controller.raw();
+        // SAFETY: attached and running; this thread's queue pair; the first argument only names the
+        // command that was sent with it. The last is a counter of the controller, which outlives
+        // its admin queue: it is not freed before that is detached, after which nothing calls back.
+        let answer = unsafe {
+            sys::spdk_nvme_ctrlr_cmd_abort_ext(raw, lane.qpair, argument, Some(abort_ended), ended)
+        };
+        if answer == 0 {
+            return Overdue::Aborted;
+        }
+        lane.controller.abort_not_sent();
+        // Without memory for the request others are on their way.
+        if answer == -libc::ENOMEM { Overdue::No } else { Overdue::Reset }
     }
 
     /// Ends the queue: waits for what is in flight, at most for `bound`.
