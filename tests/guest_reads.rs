@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 
 use millrace::client::{Client, ClientOptions, Read};
 use millrace::memory::Pages;
+use support::reader::Reader;
 use support::skip;
 
 const LONGEST: u32 = 1 << 20;
@@ -182,4 +183,39 @@ fn crcs_of_two_thousand_ranges() {
     }
     std::fs::write(out, list).expect("the list can be written");
     println!("{answered} ranges of {} are right", drive.name);
+}
+
+/// Reads one drive of a server, and says how its reads end in a file, until another file is there.
+/// tests/guest/spdk-faults.sh runs one for each drive and does things to the drives meanwhile.
+#[test]
+fn a_reader_of_one_drive() {
+    let Ok(address) = std::env::var("MILLRACE_TEST_READER_SERVER") else {
+        return skip("a_reader_of_one_drive", "no server; tests/guest/spdk-faults.sh runs it");
+    };
+    let named = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name}"));
+    let drive = named("MILLRACE_TEST_READER_DRIVE").parse().expect("a number");
+    let copy = std::fs::read(named("MILLRACE_TEST_READER_COPY")).expect("a copy of the drive");
+    let base = std::path::PathBuf::from(named("MILLRACE_TEST_READER_FILES"));
+    let (counts, stop) = (base.with_extension("counts"), base.with_extension("stop"));
+    let reader = Reader::default();
+    let say = || {
+        let (ok, gone, aborted) = reader.counts();
+        let new = base.with_extension("new");
+        std::fs::write(&new, format!("{ok} {gone} {aborted}\n")).expect("it can be written");
+        std::fs::rename(&new, &counts).expect("it can be renamed");
+    };
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            reader.run(&address, drive, 4, &|offset, buffer| {
+                buffer.copy_from_slice(&copy[offset as usize..][..buffer.len()]);
+            });
+        });
+        while !thread.is_finished() {
+            reader.stop.store(stop.exists(), std::sync::atomic::Ordering::Relaxed);
+            say();
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        thread.join().expect("its reads end as they may");
+    });
+    say();
 }

@@ -242,7 +242,8 @@ fn serve(plan: &Plan, stats: Option<Duration>) -> Result<()> {
     }
     notifier.stopping();
     let view = Arc::clone(server.view());
-    server.stop()?;
+    // What was served and lost is said also where a failure ended it.
+    let outcome = server.stop();
     drop(metrics);
     let total = view.snapshot();
     log::info!(
@@ -251,7 +252,7 @@ fn serve(plan: &Plan, stats: Option<Duration>) -> Result<()> {
         total.failed,
         total.leaked
     );
-    Ok(())
+    outcome
 }
 
 /// Reads the token again. A file that cannot be used leaves the old one in force: locking

@@ -19,7 +19,8 @@ fn serve(names: &[String]) -> Server {
     fill(&storage);
     drop(storage);
     let mut args = vec!["--backend", "spdk", "--depth", "32", "--slot-size", "64KiB"];
-    args.extend(["--command-timeout", "1s"]);
+    // The deadline of requests is not what these tests are about.
+    args.extend(["--command-timeout", "1s", "--deadline", "120s"]);
     names.iter().for_each(|name| args.extend(["--device", name]));
     let mut program = millrace();
     // Its last line says how many slots are leaked.

@@ -68,6 +68,8 @@ pub(super) fn write(host: &Host, args: &ServeArgs) -> Result<String> {
     put(&format!("credits = {}", args.credits));
     put(&format!("max_connections = {}", args.max_connections));
     put(&format!("hugepages = {}", quoted(&args.storage.hugepages)?));
+    let timeout = args.storage.command_timeout.as_millis();
+    put(&format!("command_timeout = \"{timeout}ms\""));
     put(&format!("check = {}", quoted(&args.storage.check)?));
     for (name, switch) in [
         ("regbufs", args.storage.regbufs),

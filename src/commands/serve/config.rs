@@ -53,6 +53,7 @@ struct Table {
     credits: Field<u16>,
     max_connections: Field<usize>,
     hugepages: Field<String>,
+    command_timeout: Field<String>,
     check: Field<String>,
     regbufs: Option<bool>,
     regfiles: Option<bool>,
@@ -201,6 +202,9 @@ fn one(
             regring: switch(field!(regring), true),
             iopoll: switch(field!(iopoll), false),
             sqpoll: switch(field!(sqpoll), false),
+            command_timeout: source
+                .with(&field!(command_timeout), units::parse_duration)?
+                .unwrap_or(Duration::from_secs(10)),
             check: source.parsed::<CheckMode>(&field!(check))?.unwrap_or(CheckMode::Crc),
         },
         fabric: source.parsed::<FabricKind>(&field!(fabric))?.unwrap_or(FabricKind::Tcp),
