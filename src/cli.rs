@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{bench, device, local, serve};
+use crate::commands::{bench, device, get, local, put, serve};
 use crate::error::{Error, Kind};
 
 /// Serves NVMe reads to remote clients over RDMA or TCP, through io_uring or SPDK.
@@ -25,6 +25,12 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Load the storage path of this machine alone, without a network
     Local(local::LocalArgs),
+    /// Get one object, to standard output
+    Get(get::GetArgs),
+    /// Put one object, from standard input
+    Put(put::PutArgs),
+    /// Delete one object
+    Delete(put::DeleteArgs),
     /// List NVMe drives, and move them between the kernel's driver and vfio-pci
     Device(device::DeviceArgs),
 }
@@ -42,6 +48,9 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Local(args) => local::run(args),
+        Command::Get(args) => get::run(&args),
+        Command::Put(args) => put::put(&args),
+        Command::Delete(args) => put::delete(&args),
         Command::Device(args) => device::run(&args),
     };
     match outcome {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric::{
-    CREDITS, Client, Fabric, Manner, PATIENCE, Rdma, SLOT, SLOTS, Server, Tcp, connect_config,
-    endpoint_config,
+    BODY, CREDITS, Client, Fabric, Manner, PATIENCE, Rdma, SLOT, SLOTS, Server, Tcp,
+    connect_config, endpoint_config,
 };
 use millrace::Error;
 use millrace::error::Kind;
@@ -55,6 +55,11 @@ contract_tests!(
     a_server_dropped_in_flight_ends_its_clients,
     many_connections_are_all_served,
     steady_state_allocates_nothing,
+    bodies_are_pulled_whole,
+    a_body_that_is_refused_is_thrown_away,
+    a_pull_on_a_closed_connection_comes_back,
+    a_pull_that_is_cut_off_comes_back,
+    clients_that_die_within_a_body_cost_no_slot,
 );
 
 /// Says so for the running test if it is not.
@@ -261,16 +266,108 @@ mod contract {
         assert_eq!(log.slots_left, SLOTS);
     }
 
+    pub fn bodies_are_pulled_whole<F: Fabric>() {
+        for manner in [Manner::Prompt, Manner::Reverse] {
+            let server = Server::start::<F>(endpoint_config(), manner);
+            let mut clients: Vec<_> = (0..3).map(|_| Client::connect::<F>(server.addr)).collect();
+            let sizes = [1, 7, 64, 511, 512, 3583, 3584, 3585, 4096, 40_000, BODY - 1, BODY];
+            for client in &mut clients {
+                client.run_by(200, |client, n| client.put(sizes[n as usize % sizes.len()]));
+                client.run_mixed(400, |n| sizes[n as usize % sizes.len()]);
+                assert_eq!(client.errors, 0);
+            }
+            clients.into_iter().for_each(|client| assert_eq!(client.abandon(), 0));
+            let log = server.stop();
+            assert!(log.pulled > 3 * 300, "{} of {}", log.pulled, log.requests);
+            assert_eq!((log.requests, log.sent, log.cut_off), (1800, 1800, 0));
+            assert_eq!(log.slots_left, SLOTS);
+        }
+    }
+
+    pub fn a_body_that_is_refused_is_thrown_away<F: Fabric>() {
+        let server = Server::start::<F>(endpoint_config(), Manner::Faulty);
+        let mut client = Client::connect::<F>(server.addr);
+        client.run_by(300, |client, n| client.put([1, 600, BODY][n as usize % 3]));
+        assert_eq!(client.errors, 100);
+        // Longer than all that the sockets between the two sides hold.
+        client.run_mixed(900, |_| BODY);
+        assert_eq!(client.errors, 400);
+        assert_eq!(client.abandon(), 0);
+        assert_eq!(server.stop().slots_left, SLOTS);
+    }
+
+    pub fn a_pull_on_a_closed_connection_comes_back<F: Fabric>() {
+        let server = Server::start::<F>(endpoint_config(), Manner::Late);
+        let mut steady = Client::connect::<F>(server.addr);
+        for n in 1..5 {
+            let mut client = Client::connect::<F>(server.addr);
+            (0..n).for_each(|_| assert!(client.put(BODY)));
+            client.channel.flush().unwrap();
+            assert_eq!(server.ended(), Closed::ByUs);
+            let until = Instant::now() + PATIENCE;
+            while client.poll().is_ok() {
+                assert!(Instant::now() < until, "the client is never told");
+                let _ = client.channel.flush();
+            }
+            assert_eq!(client.abandon(), n);
+            steady.run(10, |_| 4096);
+        }
+        let log = server.stop();
+        assert_eq!(log.pulled, 0);
+        assert!(log.cut_off >= 4);
+        assert_eq!(log.slots_left, SLOTS);
+    }
+
+    pub fn a_pull_that_is_cut_off_comes_back<F: Fabric>() {
+        let server = Server::start::<F>(endpoint_config(), Manner::Cutting);
+        let mut steady = Client::connect::<F>(server.addr);
+        for _ in 0..30 {
+            let mut client = Client::connect::<F>(server.addr);
+            let until = Instant::now() + PATIENCE;
+            loop {
+                assert!(Instant::now() < until, "the client is never told");
+                while client.put(BODY) {}
+                if client.channel.flush().is_err() || client.poll().is_err() {
+                    break;
+                }
+            }
+            client.abandon();
+            steady.run(10, |_| 4096);
+        }
+        let log = server.stop();
+        assert!(log.cut_off > 0 && log.pulled > 0, "{log:?}");
+        assert_eq!(log.slots_left, SLOTS);
+    }
+
+    pub fn clients_that_die_within_a_body_cost_no_slot<F: Fabric>() {
+        let server = Server::start::<F>(endpoint_config(), Manner::Prompt);
+        let mut steady = Client::connect::<F>(server.addr);
+        for n in 0..100 {
+            let mut victim = Client::connect::<F>(server.addr);
+            while victim.put(BODY) {}
+            victim.channel.flush().unwrap();
+            for _ in 0..n % 7 {
+                victim.poll().unwrap();
+            }
+            victim.abandon();
+            steady.run_mixed(10, |_| 8192);
+        }
+        assert_eq!(steady.abandon(), 0);
+        assert_eq!(server.stop().slots_left, SLOTS);
+    }
+
     pub fn steady_state_allocates_nothing<F: Fabric>() {
         let server = Server::start::<F>(endpoint_config(), Manner::Prompt);
         let mut clients: Vec<_> = (0..3).map(|_| Client::connect::<F>(server.addr)).collect();
         clients.iter_mut().for_each(|client| client.run(100, |_| 4096));
+        clients.iter_mut().for_each(|client| client.run_mixed(100, |_| 4096));
         server.seal(true);
         let before = seal::sealed_allocations();
         seal::seal();
         for _ in 0..5 {
             for client in &mut clients {
                 client.run(200, |n| [512, 4096, SLOT as u32][n as usize % 3]);
+                client.run_mixed(200, |n| [512, 4096, BODY][n as usize % 3]);
             }
         }
         let ours = seal::sealed_allocations() - before;

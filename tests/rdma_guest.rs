@@ -34,6 +34,7 @@ fn arena(bytes: usize) -> Arc<Arena> {
 
 fn config(credits: u16, token: Option<&str>) -> ConnectConfig {
     ConnectConfig {
+        worker: millrace::wire::ANY_WORKER,
         credits,
         max_payload: 1 << 20,
         token: token.map(|text| Arc::from(text.as_bytes())),

@@ -1,6 +1,7 @@
 //! In steady state a worker allocates nothing, makes no system call beyond its fabric's and
 //! `io_uring_enter`, and sends no TLB shootdown.
 
+mod store;
 mod support;
 
 use std::collections::BTreeMap;
@@ -8,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millrace::client::{Client, ClientOptions, Done, Read, Submitted};
+use millrace::client::{Client, ClientOptions, Done, Get, Put, Read, Submitted};
 use millrace::fabric::tcp::{TcpListener, TcpOptions};
 use millrace::memory::{Pages, seal};
 use millrace::server::{ServeOptions, Server, Shard};
@@ -32,6 +33,7 @@ fn start<S: Storage + 'static>(storage: S) -> Server {
         cores: millrace::host::affinity::choose(1).unwrap(),
         depth: 16,
         slot_size: 1 << 20,
+        objects: None,
         pages: Pages::Base,
         node: None,
         check: CheckMode::Crc,
@@ -74,6 +76,32 @@ fn load(server: &Server, time: Duration) -> u64 {
     count
 }
 
+/// Puts and gets for as long, and gives their number.
+fn load_objects(server: &Server, time: Duration) -> u64 {
+    let mut client = store::connect(server);
+    let mut done: Vec<Done> = Vec::with_capacity(16);
+    let data = store::content(1, 1, 64 << 10);
+    let keys: Vec<_> = (0..20).map(|n| format!("key {n}").into_bytes()).collect();
+    keys.iter().for_each(|key| client.put(key, &data).unwrap());
+    let (end, mut count, mut tag) = (Instant::now() + time, 0, 0u64);
+    while Instant::now() < end {
+        let key = &keys[tag as usize % keys.len()];
+        let queued = match tag % 4 {
+            0 => client.submit_put(Put { key, data: &data[..1 + tag as usize % 65_536], tag }),
+            _ => client.submit_get(Get { key, tag }),
+        };
+        tag += u64::from(queued.unwrap() == Submitted::Queued);
+        client.flush().unwrap();
+        client.poll(&mut done).unwrap();
+        for one in done.drain(..) {
+            client.outcome(&one).unwrap();
+            client.recycle(one);
+            count += 1;
+        }
+    }
+    count
+}
+
 /// One test for all backends, and for the counter itself, since it is the whole program's.
 #[test]
 fn workers_allocate_nothing() {
@@ -94,6 +122,32 @@ fn workers_allocate_nothing() {
         let during = seal::sealed_allocations() - before;
         assert!(reads > 100, "{name}: {reads} reads in {LOAD:?}");
         assert_eq!(during, 0, "{name}: allocations by its worker during {reads} reads");
+        server.stop().unwrap();
+    }
+    objects_are_served_without_allocation();
+}
+
+fn objects_are_served_without_allocation() {
+    let dir = disk_dir();
+    let path = dir.path().join("store");
+    seeded_file(&path, 8 << 20);
+    let names = [DriveName::Path(path)];
+    let mode = OpenMode::ReadWrite;
+    let uring = UringStorage::open(&names, mode, UringOptions::default()).unwrap();
+    let mem = MemStorage::open(&[8 << 20], mode).unwrap();
+    let options = |objects| store::options(CheckMode::Crc, Some(objects));
+    let (in_file, in_memory) = (store::empty(&uring, 64 << 10, 1), store::empty(&mem, 64 << 10, 1));
+    let servers: [(&str, Server); 2] = [
+        ("objects on uring", store::serve(uring, options(in_file))),
+        ("objects in mem", store::serve(mem, options(in_memory))),
+    ];
+    for (name, server) in servers {
+        assert!(load_objects(&server, Duration::from_millis(500)) > 0, "warm-up of {name}");
+        let before = seal::sealed_allocations();
+        let count = load_objects(&server, LOAD);
+        let during = seal::sealed_allocations() - before;
+        assert!(count > 100, "{name}: {count} requests in {LOAD:?}");
+        assert_eq!(during, 0, "{name}: allocations by its worker during {count} requests");
         server.stop().unwrap();
     }
 }

@@ -80,6 +80,100 @@ fn breaches_end_the_connection_with_their_reason() {
     assert_eq!(verdict(&hello, false), Protocol(Reason::Kind));
 }
 
+fn put(id: u64, length: u32, sent: usize) -> Vec<u8> {
+    let mut bytes = Request::put(id, [3; 24], length).as_bytes().to_vec();
+    let mut body = vec![0; length as usize + 512];
+    fabric::fill(id * 4096, &mut body);
+    bytes.extend(&body[..sent]);
+    bytes
+}
+
+#[test]
+fn a_client_that_hangs_up_within_a_body_costs_no_slot() {
+    let server = Server::start::<Tcp>(endpoint_config(), Manner::Prompt);
+    for sent in [0, 1, 511, 512, 4000, 4096, 30_511] {
+        let mut stream = established(server.addr);
+        stream.write_all(&put(1, 30_000, sent)).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(server.ended(), Closed::ByPeer);
+    }
+    let log = server.stop();
+    assert_eq!((log.requests, log.pulled, log.slots_left), (7, 0, SLOTS));
+    assert_eq!(log.cut_off, 7);
+}
+
+#[test]
+fn bodies_in_pieces_are_bodies_all_the_same() {
+    let server = Server::start::<Tcp>(endpoint_config(), Manner::Prompt);
+    let mut stream = established(server.addr);
+    stream.set_nodelay(true).unwrap();
+    let mut next = 0;
+    for size in [63, 64, 65, 500, 513, 4096, 5000, 100_000] {
+        let ids = next..next + 4;
+        next = ids.end;
+        let bytes: Vec<_> = ids
+            .clone()
+            .flat_map(|id| {
+                let length = 3000 * (id as u32 % 4) + 1;
+                let mut bytes = put(id, length, length as usize + 512);
+                bytes.extend(requests([1000 + id]));
+                bytes
+            })
+            .collect();
+        for piece in bytes.chunks(size) {
+            stream.write_all(piece).unwrap();
+            std::thread::yield_now();
+        }
+        for id in ids.flat_map(|id| [id, 1000 + id]) {
+            let mut record = [0; 64];
+            stream.read_exact(&mut record).unwrap();
+            let record = Completion::parse(&record).unwrap();
+            assert_eq!(record.id.get(), id);
+            stream.read_exact(&mut vec![0; record.length.get() as usize]).unwrap();
+        }
+    }
+    drop(stream);
+    assert_eq!(server.stop().pulled, 8 * 4);
+}
+
+#[test]
+fn a_body_without_end_is_refused_at_once_and_never_stored() {
+    let server = Server::start::<Tcp>(endpoint_config(), Manner::Faulty);
+    let mut stream = established(server.addr);
+    // The first request of this server is refused.
+    stream.write_all(&put(1, 1000, 0)[..64]).unwrap();
+    let mut record = [0; 64];
+    stream.read_exact(&mut record).unwrap();
+    assert_eq!(Completion::parse(&record).unwrap().status(), Status::OutOfRange);
+    let longest = Request::put(9, [3; 24], u32::MAX);
+    stream.write_all(&vec![0; 1512]).unwrap();
+    for id in [2, 3] {
+        stream.write_all(&put(id, 100, 612)).unwrap();
+        stream.read_exact(&mut record).unwrap();
+    }
+    // The fourth is refused too: 4 GiB of body are no reason to wait for them.
+    stream.write_all(longest.as_bytes()).unwrap();
+    stream.read_exact(&mut record).unwrap();
+    assert_eq!(Completion::parse(&record).unwrap().id.get(), 9);
+    (0..100).for_each(|_| stream.write_all(&[0xAA; 65_536]).unwrap());
+    let mut other = Client::connect::<Tcp>(server.addr);
+    other.run(20, |_| 4096);
+    drop(stream);
+    assert_eq!(server.stop().slots_left, SLOTS);
+}
+
+#[test]
+fn a_body_that_does_not_go_on_is_given_up() {
+    let options = TcpOptions { stall_timeout: Duration::from_millis(300), ..TcpOptions::default() };
+    let listener = TcpListener::bind("127.0.0.1:0".parse().unwrap(), options).unwrap();
+    let server = Server::serve(listener, endpoint_config(), Manner::Prompt);
+    let mut stream = established(server.addr);
+    stream.write_all(&put(1, 30_000, 5000)).unwrap();
+    assert_eq!(server.ended(), Closed::Transport);
+    let log = server.stop();
+    assert_eq!((log.cut_off, log.slots_left), (1, SLOTS));
+}
+
 #[test]
 fn requests_in_pieces_are_requests_all_the_same() {
     let server = Server::start::<Tcp>(endpoint_config(), Manner::Prompt);

@@ -11,6 +11,7 @@
 mod counters;
 mod job;
 mod local;
+mod objects;
 mod pattern;
 mod remote;
 mod report;
@@ -20,6 +21,7 @@ mod target;
 pub use counters::{Counters, CpuReading, LinkReading, Observe};
 pub use job::{Load, RoundStats};
 pub use local::LocalTarget;
+pub use objects::ObjectLoad;
 pub use pattern::{Order, Pattern, PatternOptions};
 pub use remote::RemoteTarget;
 pub use report::{Report, Round, Stages, Summary, Tool};

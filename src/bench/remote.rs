@@ -6,6 +6,7 @@ use crate::fabric::Channel;
 use crate::stats::Clock;
 use crate::wire::Status;
 
+use super::objects::{Gets, ObjectLoad};
 use super::target::{Finished, Op, Polled, Target};
 
 /// The connections of one thread, a lane each.
@@ -14,6 +15,8 @@ pub struct RemoteTarget<C: Channel> {
     /// Lanes with something in the batch.
     unsent: Vec<bool>,
     verify: bool,
+    /// What is got, where objects are.
+    gets: Option<Gets>,
     /// Bytes of each read: all are of one size.
     len: u32,
     done: Vec<Done>,
@@ -24,7 +27,15 @@ impl<C: Channel> RemoteTarget<C> {
     pub fn new(lanes: Vec<Client<C>>, verify: bool) -> Self {
         let most = lanes.iter().map(|lane| usize::from(lane.credits())).max().unwrap_or(0);
         let (unsent, done) = (vec![false; lanes.len()], Vec::with_capacity(most));
-        Self { lanes, unsent, verify, len: 0, done }
+        Self { lanes, unsent, verify, gets: None, len: 0, done }
+    }
+
+    /// Makes it get objects instead of ranges: the place of each read, in reads, is the number of
+    /// an object. With `verify`, contents are compared too.
+    #[must_use]
+    pub fn with_objects(mut self, load: ObjectLoad) -> Self {
+        self.gets = Some(Gets::new(load));
+        self
     }
 }
 
@@ -35,8 +46,13 @@ impl<C: Channel> Target for RemoteTarget<C> {
 
     fn submit(&mut self, lane: usize, op: Op) -> Result<bool> {
         self.len = op.len;
-        let read = Read { drive: op.drive, offset: op.offset, len: op.len, tag: op.token.into() };
-        let queued = self.lanes[lane].submit(read)? == Submitted::Queued;
+        let lane_of = &mut self.lanes[lane];
+        let queued = if let Some(gets) = &mut self.gets {
+            gets.submit(lane_of, op)?
+        } else {
+            let (drive, offset, tag) = (op.drive, op.offset, op.token.into());
+            lane_of.submit(Read { drive, offset, len: op.len, tag })? == Submitted::Queued
+        };
         self.unsent[lane] |= queued;
         Ok(queued)
     }
@@ -64,11 +80,15 @@ impl<C: Channel> Target for RemoteTarget<C> {
                 let record = done.record;
                 let status = record.status();
                 let mut corrupt = false;
-                if status == Status::Ok {
+                if status == Status::Ok && self.gets.is_none() {
                     check_whole(record.length.get() as usize, self.len)?;
                 }
                 if self.verify && status == Status::Ok {
-                    match lane.verify(&done) {
+                    let verdict = match &mut self.gets {
+                        Some(gets) => gets.verify(lane, &done),
+                        None => lane.verify(&done),
+                    };
+                    match verdict {
                         Ok(()) => {}
                         Err(error) if error.kind() == Kind::Data => {
                             log::error!("{}", error.report());

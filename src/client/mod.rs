@@ -31,6 +31,8 @@
 //! # }
 //! ```
 
+mod objects;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,7 +43,9 @@ use crate::fabric::address::Address;
 use crate::fabric::{self, Arrival, Channel, ConnectConfig};
 use crate::limits::{DEFAULT_CREDITS, DEFAULT_SLOT_SIZE};
 use crate::memory::{Arena, ArenaSpec, Pages, Slot, SlotPool};
-use crate::wire::{CheckMode, Completion, DriveRecord, Request, Status};
+pub use objects::{Delete, Get, Put};
+
+use crate::wire::{ANY_WORKER, CheckMode, Completion, DriveRecord, Request};
 
 /// How a client connects.
 #[derive(Debug, Clone)]
@@ -56,6 +60,9 @@ pub struct ClientOptions {
     pub pages: Pages,
     /// Local address of the NIC to use (RDMA); `None` leaves it to the routing table.
     pub local: Option<IpAddr>,
+    /// Number of the server's worker to be served by, which RDMA can honour; [`ANY_WORKER`] for
+    /// whichever.
+    pub worker: u16,
     /// Time for connecting and the handshake, and for each blocking read.
     pub timeout: Duration,
 }
@@ -68,6 +75,7 @@ impl Default for ClientOptions {
             token: None,
             pages: Pages::Auto,
             local: None,
+            worker: ANY_WORKER,
             timeout: Duration::from_secs(10),
         }
     }
@@ -151,6 +159,7 @@ impl Client {
         let config = ConnectConfig {
             credits: options.depth,
             max_payload: options.max_read as u32,
+            worker: options.worker,
             token: options.token.clone(),
             timeout: options.timeout,
         };
@@ -187,6 +196,12 @@ impl<C: Channel> Client<C> {
         &self.drives
     }
 
+    /// Number of the worker that serves this connection, and of workers that the server has.
+    pub fn worker(&self) -> (u16, u16) {
+        let welcome = self.channel.welcome();
+        (welcome.worker.get(), welcome.workers.get())
+    }
+
     /// Reads that may be in flight at once.
     pub fn credits(&self) -> u16 {
         self.channel.welcome().credits.get()
@@ -195,6 +210,11 @@ impl<C: Channel> Client<C> {
     /// Largest read in bytes.
     pub fn max_read(&self) -> u32 {
         self.channel.welcome().max_payload.get().min(self.slots.slot_size() as u32)
+    }
+
+    /// Bytes of each landing slot.
+    pub fn landing_size(&self) -> usize {
+        self.slots.slot_size()
     }
 
     /// What the server does with the bytes that it reads.
@@ -232,6 +252,10 @@ impl<C: Channel> Client<C> {
 
     fn send(&mut self, request: Request) -> Submitted {
         let Some(slot) = self.slots.acquire() else { return Submitted::Busy };
+        self.send_slot(request, slot)
+    }
+
+    fn send_slot(&mut self, request: Request, slot: Slot) -> Submitted {
         match self.channel.submit(request, slot) {
             Ok(()) => Submitted::Queued,
             Err(slot) => {
@@ -269,19 +293,13 @@ impl<C: Channel> Client<C> {
         Ok(count)
     }
 
-    /// The data of a read.
+    /// The data of a read or a get.
     ///
     /// # Errors
     ///
-    /// `Device` with the server's words where the read failed.
+    /// Those of [`Client::outcome`], with the server's words, where it failed.
     pub fn payload<'a>(&self, done: &'a Done) -> Result<&'a [u8]> {
-        let status = done.record.status();
-        if status != Status::Ok {
-            return Err(Error::new(
-                Kind::Device,
-                format!("read {}: {}", done.tag, status.describe(done.record.detail.get())),
-            ));
-        }
+        self.outcome(done)?;
         let slot = done.slot.as_ref().expect("an answered read has its slot");
         Ok(slot.bytes(done.record.length.get() as usize))
     }
@@ -337,9 +355,22 @@ impl<C: Channel> Client<C> {
     }
 
     fn round_trip(&mut self, request: Request) -> Result<Done> {
-        if self.in_flight() > 0 || self.send(request) == Submitted::Busy {
-            return Err(Error::usage("a blocking read while others are in flight"));
+        self.only()?;
+        if self.send(request) == Submitted::Busy {
+            return Err(Error::usage("a blocking request without a slot: recycle what is done"));
         }
+        self.wait_for_one()
+    }
+
+    /// A blocking request is alone.
+    fn only(&self) -> Result<()> {
+        if self.in_flight() == 0 && self.slots.available() > 0 {
+            return Ok(());
+        }
+        Err(Error::usage("a blocking request while others are in flight or not recycled"))
+    }
+
+    fn wait_for_one(&mut self) -> Result<Done> {
         let give_up = Instant::now() + self.timeout;
         let mut done = Vec::with_capacity(1);
         self.flush()?;

@@ -9,14 +9,14 @@ use serde::Serialize;
 
 use super::local::{load_options, publish};
 use super::options::{LoadArgs, parse, read_token};
-use crate::bench::{RemoteTarget, run as run_load};
+use crate::bench::{ObjectLoad, RemoteTarget, run as run_load};
 use crate::client::{Client, ClientOptions, RemoteDrive};
 use crate::error::{Error, Kind, Result};
 use crate::host::affinity;
 use crate::limits::SLOT_ALIGN;
 use crate::memory::Pages;
 use crate::units::format_size;
-use crate::wire::CheckMode;
+use crate::wire::{ANY_WORKER, CheckMode};
 
 /// Flags of `millrace bench`.
 #[derive(Debug, Clone, Args, Serialize)]
@@ -25,8 +25,17 @@ pub struct BenchArgs {
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', required = true)]
     connect: Vec<String>,
     /// Read byte ranges of the server's drives
-    #[arg(long)]
+    #[arg(long, conflicts_with = "objects", required_unless_present = "objects")]
     raw: bool,
+    /// Get the first so many objects of `millrace store fill`, at random or in sequence
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    objects: Option<u64>,
+    /// What the keys of the fill begin with
+    #[arg(long, default_value = "object-", requires = "objects")]
+    fill_prefix: String,
+    /// Seed of the fill, for --verify
+    #[arg(long, default_value_t = 1, requires = "objects")]
+    fill_seed: u64,
     /// Connections, spread over the servers in turn
     #[arg(long, default_value_t = 1)]
     connections: usize,
@@ -69,9 +78,6 @@ struct Config<'a> {
 
 /// Connects, loads, reports.
 pub fn run(args: BenchArgs) -> Result<()> {
-    if !args.raw {
-        return Err(Error::usage("only byte ranges can be read so far").remedy("add --raw"));
-    }
     if args.threads == 0 || args.connections < args.threads {
         return Err(Error::usage(format!(
             "{} threads for {} connections: each thread needs one at least",
@@ -80,19 +86,26 @@ pub fn run(args: BenchArgs) -> Result<()> {
     }
     let depth = u16::try_from(args.load.depth)
         .map_err(|_| Error::usage(format!("a depth of {}", args.load.depth)))?;
-    let client = ClientOptions {
+    if args.objects.is_some() && args.load.align.is_some() {
+        return Err(Error::usage("--align is for ranges of drives, not for --objects"));
+    }
+    let mut client = ClientOptions {
         depth,
         max_read: (args.load.io_size as usize).next_multiple_of(SLOT_ALIGN),
         token: read_token(args.token_file.as_deref())?,
         pages: args.hugepages,
         local: args.bind,
+        worker: ANY_WORKER,
         timeout: Duration::from_secs(10),
     };
+    let first = match args.objects {
+        Some(_) => Client::connect_to_store(&args.connect[0], &client)?,
+        None => Client::connect(&args.connect[0], &client)?,
+    };
+    client.max_read = first.landing_size();
     let connect =
         |number: usize| Client::connect(&args.connect[number % args.connect.len()], &client);
-
-    let first = connect(0)?;
-    if args.verify && first.check_mode() != CheckMode::Crc {
+    if args.raw && args.verify && first.check_mode() != CheckMode::Crc {
         return Err(Error::new(Kind::Unsupported, "the server computes no CRC to verify against")
             .remedy("start it with --check crc, or leave out --verify"));
     }
@@ -120,11 +133,20 @@ pub fn run(args: BenchArgs) -> Result<()> {
         let lanes = (thread..args.connections).step_by(args.threads);
         let lanes = lanes.map(connect).collect::<Result<Vec<_>>>()?;
         let drives = lanes[0].drives().iter().map(|d| (d.capacity, d.block_size)).collect();
-        Ok((RemoteTarget::new(lanes, args.verify), drives))
+        let target = RemoteTarget::new(lanes, args.verify);
+        let Some(count) = args.objects else { return Ok((target, drives)) };
+        // One drive, on which each object has the place of one read.
+        let size = args.load.io_size;
+        let (prefix, seed) = (args.fill_prefix.clone(), args.fill_seed);
+        let target = target.with_objects(ObjectLoad { prefix, seed });
+        Ok((target, vec![(count * u64::from(size), size)]))
     })?;
     let title = format!(
         "{} from {} ({}), {} x depth {}, {}{}",
-        format_size(args.load.io_size.into()),
+        match args.objects {
+            Some(count) => format!("{count} objects"),
+            None => format_size(args.load.io_size.into()),
+        },
         args.connect.join(", "),
         config.server_backend,
         args.connections,

@@ -1,8 +1,11 @@
 //! The commands, a file each: from what was said to what is done.
 
 pub mod bench;
+mod connection;
 pub mod device;
+pub mod get;
 pub mod local;
 mod names;
 mod options;
+pub mod put;
 pub mod serve;

@@ -300,6 +300,7 @@ fn listen<S: Storage + 'static>(
         cores: shard.cores.clone(),
         depth: shard.depth,
         slot_size,
+        objects: None,
         pages: shard.storage.hugepages,
         node: shard.storage.node,
         check: shard.storage.check,

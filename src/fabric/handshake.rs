@@ -21,6 +21,7 @@ use sha2::Sha256;
 use subtle::ConstantTimeEq;
 use zerocopy::IntoBytes;
 
+use super::ConnectConfig;
 use crate::error::{Error, Kind, Result};
 use crate::limits::MESSAGE_SIZE;
 use crate::wire::{Challenge, Hello, Proof, Reason, Reject, Welcome};
@@ -155,6 +156,13 @@ impl ClientHandshake {
     pub fn new(token: Option<Arc<[u8]>>, credits: u16, max_payload: u32) -> Result<Self> {
         let hello = Hello::new(credits, max_payload, nonce()?);
         Ok(Self { token, hello, state: ClientState::AwaitChallenge })
+    }
+
+    /// The handshake that `config` describes.
+    pub fn of(config: &ConnectConfig) -> Result<Self> {
+        let mut of = Self::new(config.token.clone(), config.credits, config.max_payload)?;
+        of.hello = of.hello.with_worker(config.worker);
+        Ok(of)
     }
 
     /// The first message to send.

@@ -59,6 +59,12 @@ impl<V> IdTable<V> {
         self.places[self.find(id)].as_ref().map(|(_, value)| value)
     }
 
+    /// As [`IdTable::get`], to be changed.
+    pub(in crate::fabric) fn get_mut(&mut self, id: u64) -> Option<&mut V> {
+        let at = self.find(id);
+        self.places[at].as_mut().map(|(_, value)| value)
+    }
+
     /// True if `id` is in the table.
     pub(in crate::fabric) fn contains(&self, id: u64) -> bool {
         self.get(id).is_some()

@@ -8,6 +8,7 @@
 //!     connections)
 //!     poll()    -> Event
 //!     respond() -> the Slot moves in, and comes back in Event::Sent
+//!     pull()    -> the Slot moves in, and comes back in Event::Pulled with a request's body
 //! ```
 //!
 //! Both fabrics carry the messages of [`crate::wire`] and run the same [`handshake`].
@@ -48,6 +49,9 @@ pub struct EndpointConfig {
     pub credits: u16,
     /// Largest payload in bytes (the slot size).
     pub max_payload: u32,
+    /// Bodies of one connection's requests that may be on their way at once (RDMA): room in its
+    /// queues is set aside for them. 0 where no request with a body is ever pulled.
+    pub pulls: u16,
     /// The secret that clients must know.
     pub token: Token,
     /// What the server tells a client once it is accepted.
@@ -63,6 +67,9 @@ pub struct ConnectConfig {
     pub credits: u16,
     /// Largest payload in bytes that it will ask for.
     pub max_payload: u32,
+    /// The worker of the server that it would like to be served by, or [`wire::ANY_WORKER`]. Only
+    /// RDMA can honour it; the welcome says which worker it is.
+    pub worker: u16,
     /// Shared secret; `None` if the server accepts everybody.
     pub token: Option<Arc<[u8]>>,
     /// Time for connecting and for the handshake, together.
@@ -75,7 +82,9 @@ pub struct Response {
     /// The payload's slot, `None` for an answer without payload. It comes back in
     /// [`Event::Sent`], exactly once.
     pub slot: Option<Slot>,
-    /// Bytes of payload, from the start of the slot.
+    /// Where in the slot the payload starts, in bytes.
+    pub start: u32,
+    /// Bytes of payload.
     pub len: u32,
     /// Where the payload goes, from the request (RDMA; 0 on TCP).
     pub remote_addr: u64,
@@ -95,9 +104,39 @@ impl Response {
     fn check(&self, ids: &ids::IdTable<()>, queued: usize) {
         assert_eq!(self.len, self.record.length.get(), "the record announces the payload");
         let room = self.slot.as_ref().map_or(0, Slot::size);
-        assert!(self.len as usize <= room, "{} bytes of a slot of {room}", self.len);
+        let (start, len) = (self.start as usize, self.len as usize);
+        assert!(len <= room && start <= room - len, "{start}+{len} bytes of a slot of {room}");
         assert!(ids.contains(self.record.id.get()), "an answer to no request");
         assert!(queued < ids.len(), "a second answer to one request");
+    }
+}
+
+/// Where the body of a request shall go.
+#[derive(Debug)]
+pub struct Pull {
+    /// The slot; it comes back in [`Event::Pulled`], exactly once.
+    pub slot: Slot,
+    /// Where in the slot the body starts, in bytes.
+    pub start: u32,
+    /// Bytes of the body: all of it.
+    pub len: u32,
+    /// Number of the request.
+    pub id: u64,
+    /// Where the body is, from the request (RDMA; 0 on TCP).
+    pub remote_addr: u64,
+    /// Key for that address, from the request (RDMA; 0 on TCP).
+    pub rkey: u32,
+    /// The caller's own word; it comes back in [`Event::Pulled`].
+    pub tag: u64,
+}
+
+impl Pull {
+    /// # Panics
+    ///
+    /// If the slot has no room for it.
+    fn check(&self) {
+        let (room, start, len) = (self.slot.size(), self.start as usize, self.len as usize);
+        assert!(len <= room && start <= room - len, "{start}+{len} bytes of a slot of {room}");
     }
 }
 
@@ -155,8 +194,19 @@ pub enum Event {
         /// False if the connection failed before the payload was wholly handed over.
         delivered: bool,
     },
+    /// A pull is over. The slot is at rest; it is `None` if it had to be leaked.
+    Pulled {
+        /// Connection of the pull.
+        conn: ConnId,
+        /// The pull's tag.
+        tag: u64,
+        /// The pull's slot.
+        slot: Option<Slot>,
+        /// True if the whole body is in the slot; false if the connection failed before.
+        ok: bool,
+    },
     /// A connection ended. Every response given to it has been reported by `Sent` before, or
-    /// will be; no further request of it comes.
+    /// will be, and every pull by `Pulled`; no further request of it comes.
     Closed(ConnId, Closed),
 }
 
@@ -174,14 +224,23 @@ pub trait Endpoint {
     /// A response to a connection that is gone is reported by [`Event::Sent`] at the next poll.
     fn respond(&mut self, conn: ConnId, response: Response);
 
+    /// Fetches the body of a request that has one ([`wire::Request::body`]); like a response it may
+    /// stay in a batch until [`Endpoint::flush`]. One pull at most for each request, and no answer
+    /// to it before [`Event::Pulled`]: until then the client's memory is being read. On TCP the
+    /// body is the next on the stream, so nothing else of that connection is read until it is
+    /// pulled, or until the request is answered, whereupon the body is read and thrown away.
+    /// A pull on a connection that is gone is reported, as failed, at the next poll.
+    fn pull(&mut self, conn: ConnId, pull: Pull);
+
     /// Hands the batch to the NIC or the sockets.
     fn flush(&mut self);
 
     /// Ends a connection: what was handed to the hardware is waited for or leaked.
     fn close(&mut self, conn: ConnId);
 
-    /// The worker is out of slots: ends the connection that has longest not taken its answers,
-    /// if that is longer than `patience`. Nothing to do where sending needs no help of the peer.
+    /// The worker is out of slots: ends the connection that has longest not taken its answers or
+    /// not gone on with a body, if that is longer than `patience`. Nothing to do where neither
+    /// needs help of the peer.
     fn shed(&mut self, patience: Duration) {
         let _ = patience;
     }
@@ -189,7 +248,8 @@ pub trait Endpoint {
     /// Stops taking in new connections (for the drain at the end).
     fn refuse_new(&mut self);
 
-    /// Responses accepted and not yet reported by [`Event::Sent`].
+    /// Responses and pulls accepted and not yet reported by [`Event::Sent`] or
+    /// [`Event::Pulled`].
     fn in_flight(&self) -> u32;
 
     /// Connections that are open.
@@ -235,7 +295,9 @@ pub struct Arrival {
 /// Dropping it with requests in flight destroys the connection before the landing slots can be
 /// reused; what cannot be proven unreachable is leaked.
 pub trait Channel {
-    /// Sends a request whose payload lands in `slot`; for RDMA it fills in address and key.
+    /// Sends a request whose payload lands in `slot`, or whose body is the first
+    /// [`wire::Request::body`] bytes of it; for RDMA it fills in address and key. The slot comes
+    /// back with the answer, once the body is no longer needed either.
     /// Gives the slot back if the credits are used up: poll, then try again.
     fn submit(&mut self, request: wire::Request, slot: Slot) -> std::result::Result<(), Slot>;
 

@@ -16,9 +16,14 @@ use crate::limits::{
     MAX_CONNECTIONS, MAX_CREDITS, MAX_DEPTH, MAX_DRIVES, MAX_PENDING, MAX_WORKERS, SLOTS_PER_DEPTH,
 };
 use crate::memory::{ArenaSpec, Pages, SlotPool};
+use crate::object::Objects;
 use crate::stats::Counters;
 use crate::storage::{DriveInfo, Storage};
-use crate::wire::{CheckMode, Welcome};
+use crate::wire::{CheckMode, StoreInfo, Welcome};
+
+/// Bodies of puts that are fetched from one connection at once: as many RDMA READs as devices in
+/// the field carry out at a time.
+const PULLS: u16 = 16;
 
 /// How a shard runs.
 #[derive(Debug, Clone)]
@@ -29,6 +34,8 @@ pub struct ServeOptions {
     pub depth: u32,
     /// Size of a slot in bytes: the largest request.
     pub slot_size: usize,
+    /// The store whose objects are served; `None`: ranges of the drives.
+    pub objects: Option<Arc<Objects>>,
     /// Pages of the arenas.
     pub pages: Pages,
     /// NUMA node of the arenas; `None`: that of the drives, where they agree.
@@ -64,7 +71,43 @@ impl ServeOptions {
         within("a number of credits", self.credits.into(), MAX_CREDITS.into())?;
         within("a number of connections", self.max_connections, MAX_CONNECTIONS)?;
         within("connections times credits", self.max_pending(), MAX_PENDING)?;
-        SlotPool::check_slot_size(self.slot_size)
+        SlotPool::check_slot_size(self.slot_size)?;
+        let object = self.objects.as_ref().map_or(0, |objects| objects.layout().slot_size());
+        if self.slot_size < object as usize {
+            return Err(Error::usage(format!(
+                "a slot size of {}; an object has up to {object} bytes with its header",
+                self.slot_size
+            ))
+            .remedy("raise --slot-size, or leave it out"));
+        }
+        Ok(())
+    }
+
+    /// Bodies of one connection that may be fetched at once.
+    fn pulls(&self) -> u16 {
+        let writable = self.objects.as_ref().is_some_and(|objects| objects.is_writable());
+        if writable { PULLS.min(self.credits) } else { 0 }
+    }
+
+    fn welcome(&self, backend: &str, drives: &[DriveInfo], number: usize) -> Welcome {
+        let welcome = Welcome::new(
+            backend,
+            self.check,
+            drives.len() as u16,
+            drives.iter().map(|drive| drive.capacity).sum(),
+            self.slot_size as u32,
+            self.credits,
+            number as u16,
+        )
+        .with_workers(self.cores.len() as u16);
+        match &self.objects {
+            None => welcome,
+            Some(objects) => welcome.with_store(&StoreInfo {
+                uuid: objects.store().0,
+                object_limit: objects.layout().object_limit(),
+                writable: objects.is_writable(),
+            }),
+        }
     }
 
     fn max_pending(&self) -> usize {
@@ -159,23 +202,15 @@ impl<S: Storage, L: Listener> Body for Joined<S, L> {
         })?;
         log::info!("{name}: arena of {count} slots: {}", arena.why());
         let drives: Arc<[DriveInfo]> = Arc::from(storage.drives());
-        let capacity: u64 = drives.iter().map(|drive| drive.capacity).sum();
         let queue = storage.queue(&arena, options.depth)?;
         let config = EndpointConfig {
             worker: number,
             max_connections: options.max_connections,
             credits: options.credits,
             max_payload: options.slot_size as u32,
+            pulls: options.pulls(),
             token: options.token.clone(),
-            welcome: Welcome::new(
-                storage.name(),
-                options.check,
-                drives.len() as u16,
-                capacity,
-                options.slot_size as u32,
-                options.credits,
-                number as u16,
-            ),
+            welcome: options.welcome(storage.name(), &drives, number),
             handshake_timeout: options.handshake_timeout,
         };
         let endpoint = listener.endpoint(config, &arena)?;
@@ -187,6 +222,12 @@ impl<S: Storage, L: Listener> Body for Joined<S, L> {
             max_pending: options.max_pending(),
         };
         let mut worker = Worker::new(queue, endpoint, slots, drives, worker_options, counters);
+        if let Some(objects) = &options.objects {
+            let member = objects.join().ok_or_else(|| {
+                Error::usage(format!("the store was opened for fewer workers than {}", number + 1))
+            })?;
+            worker = worker.with_store(member);
+        }
         // The receiver is gone only if another worker failed; `stop` is set then.
         if run.ready.send(()).is_err() {
             return Ok(());

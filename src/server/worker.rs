@@ -8,17 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use zerocopy::IntoBytes;
-
-use super::admit::{Admitted, admit};
-use crate::check::check;
+use super::admit::{Admitted, Served, StoreLimits, admit};
 use crate::error::{IoStatus, Result};
 use crate::fabric::{ConnId, Endpoint, Event, Response};
 use crate::limits::POLL_BUDGET;
 use crate::memory::{Slot, SlotPool, seal};
+use crate::object::Member;
 use crate::stats::{Clock, Counters};
-use crate::storage::{Command, Completion, DriveInfo, Operation, Queue, Submit};
-use crate::wire::{self, CheckMode, DriveRecord, Request, Status};
+use crate::storage::{Command, Completion, DriveInfo, Queue, Submit};
+use crate::wire::{self, CheckMode, Request, Status};
+
+use objects::{Store, Task};
 
 /// What a worker is told at start.
 #[derive(Debug, Clone)]
@@ -57,13 +57,21 @@ struct Pending {
     arrived: u64,
 }
 
-/// A request that has a slot on the drive.
+/// A request that has a slot.
 #[derive(Debug, Clone, Copy)]
 struct Active {
     pending: Pending,
+    task: Task,
     submitted: u64,
-    /// The client has had its answer (the deadline passed); the slot waits for the drive alone.
+    /// The client has had its answer, or gets none; the slot waits for drive or NIC alone.
     answered: bool,
+}
+
+/// When a completion was reaped, and when its turn has come.
+#[derive(Debug, Clone, Copy)]
+struct Times {
+    reaped: u64,
+    now: u64,
 }
 
 /// The loop of one core. Generic, so that backend and fabric are dispatched once, at start.
@@ -79,8 +87,10 @@ pub struct Worker<Q, E> {
     pending: VecDeque<Pending>,
     /// Requests on the drives, by the number of their slot.
     active: Vec<Option<Active>>,
-    /// A command that the queue had no room for; it goes first.
-    held: Option<Command>,
+    /// Commands that the queue had no room for; they go first.
+    held: VecDeque<Command>,
+    /// What is done for a store's objects; `None` where ranges of drives are served.
+    store: Option<Store>,
     events: Vec<Event>,
     completions: Vec<Completion>,
     turns: u32,
@@ -114,7 +124,8 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
             clock: Clock::start(),
             pending: VecDeque::with_capacity(options.max_pending),
             active: vec![None; slots.count()],
-            held: None,
+            held: VecDeque::with_capacity(slots.count()),
+            store: None,
             events: Vec::with_capacity(POLL_BUDGET),
             completions: Vec::with_capacity(POLL_BUDGET),
             turns: 0,
@@ -128,6 +139,13 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
             options,
             counters,
         }
+    }
+
+    /// Makes it serve the objects of a store instead of ranges of drives. Slots hold an object and
+    /// its header.
+    pub fn with_store(mut self, member: Member) -> Self {
+        self.store = Some(Store::new(member, self.slots.count()));
+        self
     }
 
     /// Serves until `stop` becomes true, then finishes what is in flight, within
@@ -146,9 +164,9 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
     fn serve(&mut self, stop: &AtomicBool) -> Result<()> {
         while !self.is_over(stop) {
             self.take_events();
-            self.start_reads();
+            self.start_requests();
             self.queue.flush()?;
-            self.finish_reads();
+            self.finish_commands();
             self.fabric.flush();
         }
         Ok(())
@@ -195,6 +213,7 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
             match event {
                 Event::Request(conn, request) => self.take_in(conn, request, now),
                 Event::Sent { slot, .. } => self.free(slot),
+                Event::Pulled { tag, slot, ok, .. } => self.take_body(tag, slot, ok),
                 Event::Opened(_) => Counters::add(&self.counters.opened, 1),
                 Event::Closed(conn, why) => {
                     Counters::add(&self.counters.closed[why.number()], 1);
@@ -210,7 +229,9 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
         if self.stopping {
             return self.refuse(conn, &request, Status::Stopping, 0);
         }
-        match admit(&request, &self.drives, self.slots.slot_size() as u32) {
+        let max_payload = self.slots.slot_size() as u32;
+        let store = self.store.as_ref().map(Store::limits);
+        match admit(&request, Served { drives: &self.drives, max_payload, store }) {
             Err((status, detail)) => self.refuse(conn, &request, status, detail),
             Ok(admitted) => {
                 // Credits bound each connection, and max_pending is their sum.
@@ -221,24 +242,18 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
     }
 
     /// Requests in line get slots and go to the drives, as long as there are slots and room.
-    fn start_reads(&mut self) {
-        if let Some(command) = self.held.take() {
-            let place = command.tag as usize;
-            if let Submit::Busy(command) = self.queue.submit(command) {
-                self.held = Some(command);
-                return;
-            }
-            // Until now it has waited in line; its time on the drive begins here.
-            let now = self.stamp();
-            if let Some(active) = &mut self.active[place] {
-                active.submitted = now;
-            }
+    fn start_requests(&mut self) {
+        if !self.held.is_empty() {
+            self.submit_held();
+        }
+        if self.store.is_some() {
+            self.turn_store();
         }
         if self.pending.is_empty() {
             return;
         }
         let now = self.stamp();
-        while self.held.is_none()
+        while self.held.is_empty()
             && !self.queue.is_sated()
             && !self.pending.is_empty()
             && let Some(slot) = self.slots.acquire()
@@ -247,42 +262,39 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
             match pending.admitted {
                 Admitted::Read => self.start_read(slot, pending, now),
                 Admitted::Describe => self.describe(slot, pending),
+                Admitted::Get => self.start_get(slot, pending, now),
+                Admitted::Put => self.fetch_body(slot, pending, now),
+                Admitted::Delete => self.start_delete(slot, pending, now),
             }
         }
     }
 
-    fn start_read(&mut self, slot: Slot, pending: Pending, now: u64) {
-        let place = slot.index() as usize;
-        let command = Command {
-            slot,
-            drive: pending.request.drive.get(),
-            operation: Operation::Read,
-            offset: pending.request.offset.get(),
-            len: pending.request.length.get(),
-            tag: place as u64,
-        };
-        self.active[place] = Some(Active { pending, submitted: now, answered: false });
+    /// Gives a command to the drives; what they have no room for waits, in order.
+    fn submit(&mut self, command: Command) {
+        if !self.held.is_empty() {
+            return self.held.push_back(command);
+        }
         if let Submit::Busy(command) = self.queue.submit(command) {
-            self.held = Some(command);
+            self.held.push_back(command);
         }
     }
 
-    fn describe(&mut self, mut slot: Slot, pending: Pending) {
-        let drive = &self.drives[usize::from(pending.request.drive.get())];
-        let serial = drive.serial.as_deref().unwrap_or("");
-        let record = DriveRecord::new(drive.capacity, drive.block_size, serial, &drive.name);
-        let len = size_of::<DriveRecord>();
-        slot.bytes_mut(len).copy_from_slice(record.as_bytes());
-        let mut answer = wire::Completion::new(pending.request.id.get(), Status::Ok, 0);
-        answer.length = (len as u32).into();
-        if let Some(crc) = check(self.options.check, slot.bytes(len)) {
-            answer = answer.with_crc(crc);
+    fn submit_held(&mut self) {
+        // Until now they have waited in line; their time on the drive begins here.
+        let now = self.stamp();
+        while let Some(command) = self.held.pop_front() {
+            let place = command.tag as usize;
+            if let Submit::Busy(command) = self.queue.submit(command) {
+                return self.held.push_front(command);
+            }
+            if let Some(active) = &mut self.active[place] {
+                active.submitted = now;
+            }
         }
-        self.answer(pending.conn, &pending.request, Some(slot), answer);
     }
 
-    /// What the drives have read is checked and answered.
-    fn finish_reads(&mut self) {
+    /// What the drives have done is checked and answered.
+    fn finish_commands(&mut self) {
         if self.queue.poll(&mut self.completions) == 0 {
             return;
         }
@@ -290,43 +302,33 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
         let mut now = reaped;
         let mut completions = std::mem::take(&mut self.completions);
         for completion in completions.drain(..) {
-            now = self.finish_read(completion, reaped, now);
+            let place = completion.tag as usize;
+            let active = self.active[place].take().expect("a completion has its request");
+            Counters::add(&self.counters.commands, completion.commands.into());
+            let times = Times { reaped, now };
+            now = match active.task {
+                Task::Read => self.finish_read(active, completion, times),
+                Task::Get(read) => self.finish_get(active, read, completion, times),
+                Task::Change => self.go_on_with_change(active, completion, times),
+                Task::Body => unreachable!("the drives have nothing to do with it yet"),
+            };
         }
         self.completions = completions;
     }
 
-    /// Answers one read, which was off the drive at `reaped`. Returns the time at its end, which is
-    /// when the next one's turn comes.
-    fn finish_read(&mut self, completion: Completion, reaped: u64, now: u64) -> u64 {
-        let place = completion.tag as usize;
-        let active = self.active[place].take().expect("a completion has its request");
-        Counters::add(&self.counters.commands, completion.commands.into());
-        if active.answered {
-            self.free(completion.slot);
-            return now;
-        }
-        let request = active.pending.request;
-        let (status, detail) = Status::of_io(completion.status);
-        let mut record = wire::Completion::new(request.id.get(), status, detail);
-        let mut end = now;
-        let mut slot = completion.slot;
-        if status == Status::Ok {
-            let len = request.length.get();
-            let filled = slot.as_ref().expect("a whole read gives its slot back");
-            if let Some(crc) = check(self.options.check, filled.bytes(len as usize)) {
-                record = record.with_crc(crc);
-            }
-            record.length = len.into();
-            if self.options.check != CheckMode::None {
-                end = self.stamp();
-            }
-        } else {
-            self.report(&request, completion.status, now);
-            self.free(slot.take());
-        }
-        record.commands = u32::from(completion.commands).into();
-        let (queued, drive, check) =
-            (active.submitted - active.pending.arrived, reaped - active.submitted, end - reaped);
+    /// Puts the stages of a request that was off its drive at `reaped` into its record, and counts
+    /// it for that drive.
+    fn note(
+        &self,
+        record: &mut wire::Completion,
+        active: &Active,
+        drive: u16,
+        reaped: u64,
+        end: u64,
+    ) {
+        let of_drive = &self.counters.drives[usize::from(drive)];
+        let queued = active.submitted - active.pending.arrived;
+        let (drive, check) = (reaped - active.submitted, end - reaped);
         record.queued_ns = queued.into();
         record.drive_ns = drive.into();
         record.check_ns = check.into();
@@ -334,13 +336,10 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
         Counters::add(&self.counters.drive_ns, drive);
         Counters::add(&self.counters.check_ns, check);
         self.counters.latency.record(queued + drive + check);
-        let of_drive = &self.counters.drives[usize::from(request.drive.get())];
         of_drive.latency.record(drive);
         Counters::add(&of_drive.drive_ns, drive);
         Counters::add(&of_drive.bytes, record.length.get().into());
-        Counters::add(&of_drive.failed, (status != Status::Ok).into());
-        self.answer(active.pending.conn, &request, slot, record);
-        end
+        Counters::add(&of_drive.failed, (record.status() != Status::Ok).into());
     }
 
     fn answer(
@@ -348,6 +347,7 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
         conn: ConnId,
         request: &Request,
         slot: Option<Slot>,
+        start: usize,
         record: wire::Completion,
     ) {
         let len = record.length.get();
@@ -360,6 +360,7 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
         }
         let response = Response {
             slot,
+            start: start as u32,
             len,
             remote_addr: request.remote_addr.get(),
             rkey: request.rkey.get(),
@@ -371,11 +372,12 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
 
     fn refuse(&mut self, conn: ConnId, request: &Request, status: Status, detail: u32) {
         let record = wire::Completion::new(request.id.get(), status, detail);
-        self.answer(conn, request, None, record);
+        self.answer(conn, request, None, 0, record);
     }
 
-    /// Answers what is overdue. The slot of a read that was given to the drive stays with the
-    /// drive until it completes: a deadline proves nothing about DMA.
+    /// Answers what is overdue. The slot of a command that was given to the drive stays with the
+    /// drive until it completes: a deadline proves nothing about DMA. Nor would an answer stop the
+    /// NIC from reading a body, so a client that does not deliver its body in time is cut off.
     fn expire(&mut self, now: u64) {
         let limit = Clock::nanos(self.options.deadline);
         let detail = u32::try_from(self.options.deadline.as_millis()).unwrap_or(u32::MAX);
@@ -400,27 +402,33 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
             {
                 active.answered = true;
                 let pending = active.pending;
-                self.refuse(pending.conn, &pending.request, Status::TimedOut, detail);
+                match active.task {
+                    Task::Body => self.fabric.close(pending.conn),
+                    _ => self.refuse(pending.conn, &pending.request, Status::TimedOut, detail),
+                }
             }
         }
     }
 
-    /// Logs a failed read: drive, offset, cause, and how many went unlogged since the last line.
-    /// This is no longer the steady state, so it may allocate.
-    fn report(&mut self, request: &Request, status: IoStatus, now: u64) {
+    /// Logs a command that failed: what it was, where, and the cause.
+    fn report_failure(&mut self, status: IoStatus, what: &str, drive: u16, offset: u64, now: u64) {
+        self.report(now, |drives| {
+            let name = &drives[usize::from(drive)].name;
+            format!("{what} at offset {offset} of {name} failed: {status}")
+        });
+    }
+
+    /// Logs a failure, and how many went unlogged since the last line. This is no longer the
+    /// steady state, so it may allocate.
+    fn report(&mut self, now: u64, what: impl FnOnce(&[DriveInfo]) -> String) {
         if now < self.next_report {
             self.unreported += 1;
             return;
         }
         self.next_report = now + REPORT_NS;
         seal::unseal();
-        log::error!(
-            "read of {} bytes at offset {} of {} failed: {status} ({} more failures not shown)",
-            request.length,
-            request.offset,
-            self.drives[usize::from(request.drive.get())].name,
-            std::mem::take(&mut self.unreported),
-        );
+        let unreported = std::mem::take(&mut self.unreported);
+        log::error!("{} ({unreported} more failures not shown)", what(&self.drives));
         seal::seal();
     }
 
@@ -441,11 +449,14 @@ impl<Q: Queue, E: Endpoint> Worker<Q, E> {
 
     fn is_idle(&self) -> bool {
         self.pending.is_empty()
-            && self.held.is_none()
+            && self.held.is_empty()
+            && self.store.as_ref().is_none_or(Store::is_idle)
             && self.queue.in_flight() == 0
             && self.fabric.in_flight() == 0
     }
 }
 
+mod objects;
+mod ranges;
 #[cfg(test)]
 mod tests;

@@ -33,6 +33,9 @@ impl std::str::FromStr for CheckMode {
     }
 }
 
+/// In a [`Hello`]: whichever worker.
+pub const ANY_WORKER: u16 = 0xFFFF;
+
 /// Client's first message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -43,7 +46,9 @@ pub struct Hello {
     magic: U32,
     /// Requests that the client would like to have in flight.
     pub credits: U16,
-    reserved1: [u8; 2],
+    /// Number of the worker that it would like to be served by, or [`ANY_WORKER`]. A wish: the
+    /// welcome says which worker it is.
+    pub worker: U16,
     /// Largest payload in bytes that the client will ask for.
     pub max_payload: U32,
     /// The client's random bytes: new for each connection.
@@ -92,12 +97,28 @@ pub struct Welcome {
     pub worker: U16,
     /// Largest payload in bytes of one request.
     pub max_payload: U32,
-    reserved0: [u8; 4],
+    mode: u8,
+    writable: u8,
+    /// Workers of the server, each with connections of its own.
+    pub workers: U16,
     /// Sum of the drives' sizes in bytes.
     pub capacity: U64,
     /// Name of the server's backend, padded with zeros: `uring`, `spdk`, `mem`.
     pub backend: [u8; 8],
-    reserved1: [u8; 32],
+    store: [u8; 16],
+    object_limit: U32,
+    reserved: [u8; 12],
+}
+
+/// What a server of objects says of its store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoreInfo {
+    /// UUID of the store.
+    pub uuid: [u8; 16],
+    /// Most bytes of one object; not 0.
+    pub object_limit: u32,
+    /// True if puts and deletes are taken.
+    pub writable: bool,
 }
 
 /// Server's refusal; the connection ends after it.
@@ -135,11 +156,18 @@ impl Hello {
             version: VERSION.into(),
             magic: MAGIC.into(),
             credits: credits.into(),
-            reserved1: [0; 2],
+            worker: ANY_WORKER.into(),
             max_payload: max_payload.into(),
             nonce,
             reserved2: [0; 16],
         }
+    }
+
+    /// Asks for worker number `worker`.
+    #[must_use]
+    pub fn with_worker(mut self, worker: u16) -> Self {
+        self.worker = worker.into();
+        self
     }
 
     /// Reads and validates one.
@@ -147,7 +175,6 @@ impl Hello {
         let hello: Self = view(bytes, Kind::Hello)?;
         same_protocol(hello.magic, hello.version)?;
         zero(&[hello.reserved0])?;
-        zero(&hello.reserved1)?;
         zero(&hello.reserved2)?;
         if hello.credits.get() == 0 { Err(Reason::Value) } else { Ok(hello) }
     }
@@ -193,7 +220,7 @@ impl Proof {
 }
 
 impl Welcome {
-    /// A welcome; `backend` is cut to 8 bytes.
+    /// A welcome to ranges of drives, by the only worker; `backend` is cut to 8 bytes.
     pub fn new(
         backend: &str,
         check: CheckMode,
@@ -210,20 +237,60 @@ impl Welcome {
             credits: credits.into(),
             worker: worker.into(),
             max_payload: max_payload.into(),
-            reserved0: [0; 4],
+            mode: 0,
+            writable: 0,
+            workers: 1.into(),
             capacity: capacity.into(),
             backend: padded(backend),
-            reserved1: [0; 32],
+            store: [0; 16],
+            object_limit: 0.into(),
+            reserved: [0; 12],
         }
+    }
+
+    /// Says how many workers the server has.
+    #[must_use]
+    pub fn with_workers(mut self, workers: u16) -> Self {
+        self.workers = workers.into();
+        self
+    }
+
+    /// Makes it a welcome to the objects of a store.
+    #[must_use]
+    pub fn with_store(mut self, store: &StoreInfo) -> Self {
+        self.mode = 1;
+        self.writable = store.writable.into();
+        self.store = store.uuid;
+        self.object_limit = store.object_limit.into();
+        self
+    }
+
+    /// The store, if the server has objects; `None` where it has ranges of drives.
+    pub fn store(&self) -> Option<StoreInfo> {
+        (self.mode == 1).then(|| StoreInfo {
+            uuid: self.store,
+            object_limit: self.object_limit.get(),
+            writable: self.writable == 1,
+        })
     }
 
     /// Reads and validates one.
     pub fn parse(bytes: &[u8]) -> Result<Self, Reason> {
         let welcome: Self = view(bytes, Kind::Welcome)?;
-        zero(&welcome.reserved0)?;
-        zero(&welcome.reserved1)?;
+        zero(&welcome.reserved)?;
         welcome.check_mode()?;
-        if welcome.credits.get() == 0 { Err(Reason::Value) } else { Ok(welcome) }
+        let valid = match welcome.mode {
+            0 => {
+                zero(&[welcome.writable])?;
+                zero(&welcome.store)?;
+                zero(welcome.object_limit.as_bytes())?;
+                true
+            }
+            1 => welcome.writable <= 1 && welcome.object_limit.get() > 0,
+            _ => false,
+        };
+        let counted = welcome.credits.get() > 0 && welcome.workers.get() > 0;
+        if valid && counted { Ok(welcome) } else { Err(Reason::Value) }
     }
 
     /// What the server does with the bytes that it reads.
@@ -283,13 +350,14 @@ mod tests {
         let bytes = hello.as_bytes();
         assert_eq!(
             bytes[..16],
-            [1, 0, 1, 0, b'M', b'I', b'L', b'L', 64, 0, 0, 0, 0x00, 0x10, 0x10, 0x00]
+            [1, 0, 2, 0, b'M', b'I', b'L', b'L', 64, 0, 0xFF, 0xFF, 0x00, 0x10, 0x10, 0x00]
         );
+        assert_eq!(hello.with_worker(0x0102).as_bytes()[10..12], [2, 1]);
         assert_eq!(bytes[16..48], [7; 32]);
         assert_eq!(bytes[48..], [0; 16]);
 
         let challenge = Challenge::new(true, [9; 32]);
-        assert_eq!(challenge.as_bytes()[..8], [2, 1, 1, 0, b'M', b'I', b'L', b'L']);
+        assert_eq!(challenge.as_bytes()[..8], [2, 1, 2, 0, b'M', b'I', b'L', b'L']);
         assert_eq!(challenge.as_bytes()[16..48], [9; 32]);
 
         assert_eq!(Proof::new([5; 32]).as_bytes()[..8], [3, 0, 0, 0, 0, 0, 0, 0]);
@@ -299,13 +367,20 @@ mod tests {
         assert_eq!(
             welcome.as_bytes()[..32],
             [
-                4, 2, 8, 0, 64, 0, 3, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, b'u',
+                4, 2, 8, 0, 64, 0, 3, 0, 0, 0, 0x10, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, b'u',
                 b'r', b'i', b'n', b'g', 0, 0, 0
             ]
         );
+        assert_eq!(welcome.as_bytes()[32..], [0; 32]);
+        let store = StoreInfo { uuid: [6; 16], object_limit: 1 << 20, writable: true };
+        let welcome = welcome.with_workers(4).with_store(&store);
+        assert_eq!(welcome.as_bytes()[12..16], [1, 1, 4, 0]);
+        assert_eq!(welcome.as_bytes()[32..48], [6; 16]);
+        assert_eq!(welcome.as_bytes()[48..52], [0, 0, 0x10, 0]);
+        assert_eq!(welcome.as_bytes()[52..], [0; 12]);
 
         let reject = Reject::new(Reason::Version);
-        assert_eq!(reject.as_bytes()[..10], [5, 0, 1, 0, b'M', b'I', b'L', b'L', 4, 0]);
+        assert_eq!(reject.as_bytes()[..10], [5, 0, 2, 0, b'M', b'I', b'L', b'L', 4, 0]);
     }
 
     #[test]
@@ -319,7 +394,7 @@ mod tests {
         };
         assert_eq!(flawed(0, 16), Reason::Kind);
         assert_eq!(flawed(1, 1), Reason::Reserved);
-        assert_eq!(flawed(2, 2), Reason::Version);
+        assert_eq!(flawed(2, 1), Reason::Version);
         assert_eq!(flawed(4, b'm'), Reason::Magic);
         assert_eq!(flawed(8, 0), Reason::Value);
         assert_eq!(flawed(63, 1), Reason::Reserved);
@@ -332,6 +407,24 @@ mod tests {
         let read = Welcome::parse(welcome.as_bytes()).unwrap();
         assert_eq!(read.check_mode(), Ok(CheckMode::Touch));
         assert_eq!(read.backend_name(), "spdk");
+        assert_eq!(read.store(), None);
+        let store = StoreInfo { uuid: [6; 16], object_limit: 5, writable: false };
+        let objects = welcome.with_workers(4).with_store(&store);
+        let read = Welcome::parse(objects.as_bytes()).unwrap();
+        assert_eq!((read.store(), read.workers.get()), (Some(store), 4));
+        let flawed = |of: &Welcome, at: usize, value: u8| {
+            let mut bytes = of.as_bytes().to_vec();
+            bytes[at] = value;
+            Welcome::parse(&bytes)
+        };
+        assert_eq!(flawed(&objects, 12, 2), Err(Reason::Value), "mode");
+        assert_eq!(flawed(&objects, 13, 2), Err(Reason::Value), "writable");
+        assert_eq!(flawed(&objects, 14, 0), Err(Reason::Value), "workers");
+        assert_eq!(flawed(&objects, 48, 0), Err(Reason::Value), "object limit");
+        assert_eq!(flawed(&objects, 52, 1), Err(Reason::Reserved));
+        for at in [13, 32, 47, 48, 51] {
+            assert_eq!(flawed(&welcome, at, 1), Err(Reason::Reserved), "byte {at} without a store");
+        }
         let reject = Reject::parse(Reject::new(Reason::Full).as_bytes()).unwrap();
         assert_eq!(reject.reason(), Ok(Reason::Full));
     }

@@ -6,7 +6,7 @@ use crate::limits::MESSAGE_SIZE;
 pub const MAGIC: u32 = u32::from_le_bytes(*b"MILL");
 
 /// Version of the protocol. Both sides must have the same.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Byte 0 of every message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -5,8 +5,12 @@
 
 mod handshake;
 mod message;
+mod put;
 mod request;
+mod status;
 
-pub use handshake::{Challenge, CheckMode, Hello, Proof, Reject, Welcome};
+pub use handshake::{ANY_WORKER, Challenge, CheckMode, Hello, Proof, Reject, StoreInfo, Welcome};
 pub use message::{Kind, MAGIC, Reason, VERSION};
-pub use request::{Completion, DriveRecord, OpCode, Request, Status};
+pub use put::{MAX_KEY, PUT_PREFIX, PutPrefix};
+pub use request::{Completion, DIGEST_SIZE, DriveRecord, OpCode, Request};
+pub use status::Status;

@@ -4,7 +4,8 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::message::{Kind, Reason, padded, view, zero};
-use crate::error::IoStatus;
+use super::put::PUT_PREFIX;
+use super::status::Status;
 use crate::limits::MESSAGE_SIZE;
 
 /// What a request asks for.
@@ -15,96 +16,12 @@ pub enum OpCode {
     Read = 1,
     /// What `drive` is: the payload is a [`DriveRecord`].
     Describe = 2,
-}
-
-/// How a request ended, on the wire. The completion's `detail` says more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u16)]
-pub enum Status {
-    /// The payload is there, whole.
-    Ok = 0,
-    /// The request is not well-formed; `detail` is unused.
-    Invalid = 1,
-    /// No drive of that number.
-    NoDrive = 2,
-    /// Offset or length do not suit the drive's block size; `detail` is the block size.
-    Misaligned = 3,
-    /// The range runs past the end of the drive.
-    OutOfRange = 4,
-    /// Longer than the server's slots or than was agreed; `detail` is the most in bytes.
-    TooLong = 5,
-    /// The drive or the kernel answered with an error; `detail` is the errno.
-    Errno = 6,
-    /// The drive answered with an error; `detail` is SCT << 8 | SC.
-    Nvme = 7,
-    /// The drive is gone.
-    Gone = 8,
-    /// The request's deadline passed; `detail` is that deadline in milliseconds.
-    TimedOut = 9,
-    /// The server is shutting down and took no more.
-    Stopping = 10,
-    /// The command was aborted before it completed.
-    Aborted = 11,
-    /// The drive ended the transfer early.
-    Short = 12,
-}
-
-const STATUSES: [Status; 13] = [
-    Status::Ok,
-    Status::Invalid,
-    Status::NoDrive,
-    Status::Misaligned,
-    Status::OutOfRange,
-    Status::TooLong,
-    Status::Errno,
-    Status::Nvme,
-    Status::Gone,
-    Status::TimedOut,
-    Status::Stopping,
-    Status::Aborted,
-    Status::Short,
-];
-
-impl Status {
-    /// The status with this code.
-    pub fn from_code(code: u16) -> Option<Self> {
-        STATUSES.get(usize::from(code)).copied()
-    }
-
-    /// Status and detail of what a drive answered: the one table from drive to wire.
-    pub fn of_io(status: IoStatus) -> (Self, u32) {
-        match status {
-            IoStatus::Ok => (Status::Ok, 0),
-            IoStatus::Errno(errno) => (Status::Errno, errno.into()),
-            IoStatus::Nvme { sct, sc } => (Status::Nvme, u32::from(sct) << 8 | u32::from(sc)),
-            IoStatus::Short => (Status::Short, 0),
-            IoStatus::Gone => (Status::Gone, 0),
-            IoStatus::Aborted => (Status::Aborted, 0),
-        }
-    }
-
-    /// The text for people.
-    pub fn describe(self, detail: u32) -> String {
-        match self {
-            Status::Ok => "ok".into(),
-            Status::Invalid => "the request is not well-formed".into(),
-            Status::NoDrive => "the server has no drive of that number".into(),
-            Status::Misaligned => {
-                format!("offset and length must be multiples of the block size, {detail} bytes")
-            }
-            Status::OutOfRange => "the range runs past the end of the drive".into(),
-            Status::TooLong => format!("longer than the server allows, {detail} bytes"),
-            Status::Errno => IoStatus::Errno(detail as u16).to_string(),
-            Status::Nvme => {
-                IoStatus::Nvme { sct: (detail >> 8) as u8, sc: detail as u8 }.to_string()
-            }
-            Status::Gone => IoStatus::Gone.to_string(),
-            Status::TimedOut => format!("not answered within {detail} ms"),
-            Status::Stopping => "the server is shutting down".into(),
-            Status::Aborted => IoStatus::Aborted.to_string(),
-            Status::Short => IoStatus::Short.to_string(),
-        }
-    }
+    /// The object of `digest`; `length` is the most that the client takes.
+    Get = 3,
+    /// Stores an object of `length` bytes: the body is a [`super::PutPrefix`] and the data.
+    Put = 4,
+    /// Deletes the object of `digest`.
+    Delete = 5,
 }
 
 /// One request.
@@ -115,18 +32,23 @@ pub struct Request {
     op: u8,
     /// Number of the drive.
     pub drive: U16,
-    /// Bytes wanted.
+    /// Bytes wanted; the object's for a put.
     pub length: U32,
     /// The client's own number for it, unique among its requests in flight.
     pub id: U64,
     /// Byte offset on the drive.
     pub offset: U64,
-    /// Where the payload goes (RDMA; 0 on TCP).
+    /// Where the payload goes, or where the body is (RDMA; 0 on TCP).
     pub remote_addr: U64,
     /// Key for that address (RDMA; 0 on TCP).
     pub rkey: U32,
-    reserved: [u8; 28],
+    reserved: [u8; 4],
+    /// The start of SHA-256 of the object's key; zeros in a request that names a drive.
+    pub digest: [u8; DIGEST_SIZE],
 }
+
+/// Bytes of a key's digest in a request.
+pub const DIGEST_SIZE: usize = 24;
 
 /// The answer to one request. On RDMA it follows the payload's WRITE on the same QP; on TCP the
 /// payload's `length` bytes follow it.
@@ -188,6 +110,21 @@ impl Request {
         Self::of(OpCode::Describe, id, drive, 0, size_of::<DriveRecord>() as u32)
     }
 
+    /// The object of `digest`, if it has at most `most` bytes.
+    pub fn get(id: u64, digest: [u8; DIGEST_SIZE], most: u32) -> Self {
+        Self { digest, ..Self::of(OpCode::Get, id, 0, 0, most) }
+    }
+
+    /// An object of `length` bytes, whose body follows.
+    pub fn put(id: u64, digest: [u8; DIGEST_SIZE], length: u32) -> Self {
+        Self { digest, ..Self::of(OpCode::Put, id, 0, 0, length) }
+    }
+
+    /// Deletes the object of `digest`.
+    pub fn delete(id: u64, digest: [u8; DIGEST_SIZE]) -> Self {
+        Self { digest, ..Self::of(OpCode::Delete, id, 0, 0, 0) }
+    }
+
     fn of(op: OpCode, id: u64, drive: u16, offset: u64, length: u32) -> Self {
         Self {
             kind: Kind::Request as u8,
@@ -198,7 +135,8 @@ impl Request {
             offset: offset.into(),
             remote_addr: 0.into(),
             rkey: 0.into(),
-            reserved: [0; 28],
+            reserved: [0; 4],
+            digest: [0; DIGEST_SIZE],
         }
     }
 
@@ -206,8 +144,36 @@ impl Request {
     pub fn parse(bytes: &[u8]) -> Result<Self, Reason> {
         let request: Self = view(bytes, Kind::Request)?;
         zero(&request.reserved)?;
-        request.op()?;
+        match request.op()? {
+            OpCode::Read | OpCode::Describe => zero(&request.digest)?,
+            OpCode::Get | OpCode::Put => zero(request.place())?,
+            OpCode::Delete => {
+                zero(request.place())?;
+                zero(request.length.as_bytes())?;
+            }
+        }
         Ok(request)
+    }
+
+    /// The fields that say where on a drive, of which a request by key has no need.
+    fn place(&self) -> &[u8] {
+        if self.drive.get() == 0 { self.offset.as_bytes() } else { self.drive.as_bytes() }
+    }
+
+    /// Bytes of the body that the client has for it: 0 but for a put.
+    pub fn body(&self) -> u64 {
+        match self.op() {
+            Ok(OpCode::Put) => PUT_PREFIX as u64 + u64::from(self.length.get()),
+            _ => 0,
+        }
+    }
+
+    /// Most bytes of payload that its answer may have.
+    pub fn most(&self) -> u32 {
+        match self.op() {
+            Ok(OpCode::Put | OpCode::Delete) => 0,
+            _ => self.length.get(),
+        }
     }
 
     /// What is asked for.
@@ -215,6 +181,9 @@ impl Request {
         match self.op {
             1 => Ok(OpCode::Read),
             2 => Ok(OpCode::Describe),
+            3 => Ok(OpCode::Get),
+            4 => Ok(OpCode::Put),
+            5 => Ok(OpCode::Delete),
             _ => Err(Reason::Value),
         }
     }
@@ -336,12 +305,38 @@ mod tests {
     }
 
     #[test]
-    fn statuses_have_their_codes() {
-        for (code, status) in STATUSES.into_iter().enumerate() {
-            assert_eq!(status as usize, code);
-            assert_eq!(Status::from_code(code as u16), Some(status));
+    fn requests_by_key_have_their_bytes() {
+        let digest = std::array::from_fn(|at| at as u8 + 1);
+        let put = Request::put(5, digest, 3);
+        let mut expected = vec![16, 4, 0, 0, 3, 0, 0, 0, 5];
+        expected.resize(40, 0);
+        expected.extend(digest);
+        assert_eq!(put.as_bytes(), expected);
+        assert_eq!((put.body(), put.most()), (515, 0));
+        let get = Request::get(5, digest, 1 << 20);
+        assert_eq!(get.as_bytes()[..8], [16, 3, 0, 0, 0, 0, 0x10, 0]);
+        assert_eq!((get.body(), get.most()), (0, 1 << 20));
+        let delete = Request::delete(5, digest);
+        assert_eq!(delete.as_bytes()[..9], [16, 5, 0, 0, 0, 0, 0, 0, 5]);
+        assert_eq!(delete.as_bytes()[40..], digest);
+        for good in [put, get, delete] {
+            assert_eq!(Request::parse(good.as_bytes()), Ok(good));
+            let flawed = |at: usize| {
+                let mut bytes = good.as_bytes().to_vec();
+                bytes[at] = 1;
+                Request::parse(&bytes)
+            };
+            // Drive and offset are for reads; what follows the key for the address is reserved.
+            for at in [2, 3, 16, 23, 36, 39] {
+                assert_eq!(flawed(at), Err(Reason::Reserved), "byte {at}");
+            }
         }
-        assert_eq!(Status::from_code(STATUSES.len() as u16), None);
+        let mut long = delete;
+        long.length = 1.into();
+        assert_eq!(Request::parse(long.as_bytes()), Err(Reason::Reserved));
+        let mut keyed = Request::read(1, 0, 0, 512);
+        keyed.digest = digest;
+        assert_eq!(Request::parse(keyed.as_bytes()), Err(Reason::Reserved));
     }
 
     #[test]
@@ -354,7 +349,7 @@ mod tests {
             Completion::parse(&bytes)
         };
         assert_eq!(flawed(1, 2), Err(Reason::Reserved));
-        assert_eq!(flawed(2, 13), Err(Reason::Value));
+        assert_eq!(flawed(2, 21), Err(Reason::Value));
         assert_eq!(flawed(4, 1), Err(Reason::Value));
         let mut bytes = Request::read(1, 0, 0, 512).as_bytes().to_vec();
         bytes[1] = 0;

@@ -3,6 +3,8 @@
 // Each test program uses its own part of this.
 #![allow(dead_code)]
 
+mod client;
+
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,16 +12,19 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+pub use client::Client;
 use millrace::Result;
 use millrace::fabric::rdma::{RdmaChannel, RdmaConfig, RdmaListener, device};
 use millrace::fabric::tcp::{TcpChannel, TcpListener, TcpOptions};
 use millrace::fabric::{
-    Arrival, Channel, Closed, ConnId, ConnectConfig, Endpoint, EndpointConfig, Event, Listener,
+    Channel, Closed, ConnId, ConnectConfig, Endpoint, EndpointConfig, Event, Listener, Pull,
     Response,
 };
 use millrace::host::Root;
 use millrace::memory::{Arena, ArenaSpec, Pages, Slot, SlotPool, seal};
-use millrace::wire::{CheckMode, Completion, OpCode, Request, Status, Welcome};
+use millrace::wire::{
+    ANY_WORKER, CheckMode, Completion, PUT_PREFIX, Request, Status, StoreInfo, Welcome,
+};
 
 /// How one fabric is reached.
 pub trait Fabric: Send + Sync + 'static {
@@ -73,6 +78,10 @@ pub const SLOT: usize = 64 << 10;
 pub const SLOTS: usize = 64;
 pub const CREDITS: u16 = 16;
 
+/// Longest data of a put, and where the server pulls the body to.
+pub const BODY: u32 = SLOT as u32 - 4096;
+const BODY_START: u32 = 4096 - PUT_PREFIX as u32;
+
 /// A wait that ends in a failure instead of a hang.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -83,13 +92,17 @@ pub fn pool(count: usize) -> SlotPool {
 }
 
 pub fn endpoint_config() -> EndpointConfig {
+    let store = StoreInfo { uuid: [7; 16], object_limit: BODY, writable: true };
     EndpointConfig {
         worker: 0,
         max_connections: 64,
         credits: CREDITS,
         max_payload: SLOT as u32,
+        // Fewer than the credits, so that pulls wait for each other.
+        pulls: 4,
         token: None.into(),
-        welcome: Welcome::new("mem", CheckMode::None, 1, 1 << 30, SLOT as u32, CREDITS, 0),
+        welcome: Welcome::new("mem", CheckMode::None, 1, 1 << 30, SLOT as u32, CREDITS, 0)
+            .with_store(&store),
         // Longer than soft-RoCE in a slow guest takes to repeat a lost packet a few times.
         handshake_timeout: Duration::from_secs(10),
     }
@@ -99,6 +112,7 @@ pub fn connect_config() -> ConnectConfig {
     ConnectConfig {
         credits: CREDITS,
         max_payload: SLOT as u32,
+        worker: ANY_WORKER,
         token: None,
         timeout: Duration::from_secs(20),
     }
@@ -129,8 +143,12 @@ pub enum Manner {
     Reverse,
     /// Answers nothing.
     Mute,
-    /// Answers every third request with an error record.
+    /// Answers every third request with an error record, and if it has a body without pulling it.
     Faulty,
+    /// Closes the connection of a request with a body, and only then pulls.
+    Late,
+    /// Pulls, and then closes the connection of every fourth body.
+    Cutting,
 }
 
 /// What a server has seen.
@@ -141,6 +159,8 @@ pub struct Log {
     pub sent: u64,
     pub undelivered: u64,
     pub requests: u64,
+    pub pulled: u64,
+    pub cut_off: u64,
     pub slots_left: usize,
 }
 
@@ -246,17 +266,29 @@ impl Drop for Server {
     }
 }
 
+fn fails(n: u64, manner: Manner) -> bool {
+    manner == Manner::Faulty && n.is_multiple_of(3)
+}
+
+fn pull(request: &Request, tag: u64, slot: Slot) -> Pull {
+    let (id, len) = (request.id.get(), request.body() as u32);
+    let (remote_addr, rkey) = (request.remote_addr.get(), request.rkey.get());
+    Pull { slot, start: BODY_START, len, id, remote_addr, rkey, tag }
+}
+
 fn answer(request: &Request, n: u64, manner: Manner, slot: Slot) -> Response {
     let id = request.id.get();
-    let fails = manner == Manner::Faulty && n.is_multiple_of(3);
+    let fails = fails(n, manner);
     let status = if fails { Status::OutOfRange } else { Status::Ok };
     let mut record = Completion::new(id, status, if fails { 7 } else { 0 });
-    let len = if fails { 0 } else { request.length.get() };
+    let len = if fails { 0 } else { request.most() };
     record.length = len.into();
+    // As far into the slot as it goes, up to the place of an object's data.
     let mut slot = slot;
-    fill(request.offset.get(), slot.bytes_mut(len as usize));
+    let start = (SLOT - len as usize).min(4096);
+    fill(request.offset.get(), &mut slot.bytes_mut(start + len as usize)[start..]);
     let (remote_addr, rkey) = (request.remote_addr.get(), request.rkey.get());
-    Response { slot: Some(slot), len, remote_addr, rkey, record, tag: n }
+    Response { slot: Some(slot), start: start as u32, len, remote_addr, rkey, record, tag: n }
 }
 
 /// The worker's ends of what joins it to the test.
@@ -278,6 +310,7 @@ fn work<E: Endpoint>(
     let mut events = Vec::with_capacity(16);
     let mut waiting: VecDeque<(ConnId, Request)> = VecDeque::with_capacity(4096);
     let mut outstanding: HashMap<u64, ConnId> = HashMap::with_capacity(4096);
+    let mut pulling: HashMap<u64, (ConnId, Request)> = HashMap::with_capacity(4096);
     let mut batch = Vec::with_capacity(64);
     let mut next_tag = 0;
     let mut turn = 0u32;
@@ -307,7 +340,6 @@ fn work<E: Endpoint>(
                 }
                 Event::Request(conn, request) => {
                     log.requests += 1;
-                    assert!(request.op().is_ok_and(|op| op == OpCode::Read));
                     waiting.push_back((conn, request));
                 }
                 Event::Sent { conn, tag, slot, delivered } => {
@@ -316,16 +348,46 @@ fn work<E: Endpoint>(
                     log.undelivered += u64::from(!delivered);
                     pool.release(slot.expect("no slot is leaked"));
                 }
+                Event::Pulled { conn, tag, slot, ok } => {
+                    let (of, request) = pulling.remove(&tag).expect("each Pulled comes once");
+                    assert_eq!(of, conn);
+                    let slot = slot.expect("no slot is leaked");
+                    if ok {
+                        log.pulled += 1;
+                        let (start, end) = (BODY_START, BODY_START + request.body() as u32);
+                        let body = &slot.bytes(end as usize)[start as usize..];
+                        assert_filled(request.id.get() * 4096, body);
+                        outstanding.insert(tag, conn);
+                        endpoint.respond(conn, answer(&request, tag, Manner::Prompt, slot));
+                    } else {
+                        log.cut_off += 1;
+                        pool.release(slot);
+                    }
+                }
                 Event::Closed(conn, why) => {
                     log.closed.push((conn, why));
                     let _ = report.send((conn, Some(why)));
                 }
             }
         }
+        endpoint.flush();
         if manner != Manner::Mute {
             while batch.len() < batch.capacity() && !waiting.is_empty() {
                 let Some(slot) = pool.acquire() else { break };
                 let (conn, request) = waiting.pop_front().expect("looked");
+                if request.body() > 0 && !fails(next_tag, manner) {
+                    if manner == Manner::Late {
+                        endpoint.close(conn);
+                    }
+                    pulling.insert(next_tag, (conn, request));
+                    endpoint.pull(conn, pull(&request, next_tag, slot));
+                    if manner == Manner::Cutting && next_tag % 4 == 3 {
+                        endpoint.flush();
+                        endpoint.close(conn);
+                    }
+                    next_tag += 1;
+                    continue;
+                }
                 outstanding.insert(next_tag, conn);
                 batch.push((conn, answer(&request, next_tag, manner, slot)));
                 next_tag += 1;
@@ -333,10 +395,8 @@ fn work<E: Endpoint>(
             if manner == Manner::Reverse {
                 batch.reverse();
             }
-            if !batch.is_empty() {
-                batch.drain(..).for_each(|(conn, response)| endpoint.respond(conn, response));
-                endpoint.flush();
-            }
+            batch.drain(..).for_each(|(conn, response)| endpoint.respond(conn, response));
+            endpoint.flush();
         }
     }
     seal::unseal();
@@ -353,97 +413,14 @@ fn work<E: Endpoint>(
                 log.sent += 1;
                 log.undelivered += u64::from(!delivered);
                 pool.release(slot.expect("no slot is leaked"));
+            } else if let Event::Pulled { tag, slot, .. } = event {
+                assert!(pulling.remove(&tag).is_some(), "each Pulled comes once");
+                pool.release(slot.expect("no slot is leaked"));
             }
         }
     }
-    assert!(outstanding.is_empty());
+    assert!(outstanding.is_empty() && pulling.is_empty());
     assert_eq!(endpoint.leaked(), 0);
     log.slots_left = pool.available();
     log
-}
-
-/// A channel with its slots.
-pub struct Client<C> {
-    pub channel: C,
-    pub pool: SlotPool,
-    offsets: HashMap<u64, (u64, u32)>,
-    next: u64,
-    out: Vec<Arrival>,
-    pub errors: u64,
-}
-
-impl<C: Channel> Client<C> {
-    pub fn connect<F: Fabric<Channel = C>>(to: SocketAddr) -> Self {
-        let pool = pool(CREDITS as usize + 1);
-        let channel = F::connect(to, &connect_config(), &pool).unwrap();
-        let offsets = HashMap::with_capacity(64);
-        Self { channel, pool, offsets, next: 1, out: Vec::with_capacity(4), errors: 0 }
-    }
-
-    /// Submits one read; false if the credits are used up.
-    pub fn submit(&mut self, length: u32) -> bool {
-        let Some(slot) = self.pool.acquire() else { return false };
-        let offset = self.next * 4096;
-        match self.channel.submit(Request::read(self.next, 0, offset, length), slot) {
-            Ok(()) => {
-                self.offsets.insert(self.next, (offset, length));
-                self.next += 1;
-                true
-            }
-            Err(slot) => {
-                self.pool.release(slot);
-                false
-            }
-        }
-    }
-
-    /// Takes in what has arrived, and verifies it.
-    pub fn poll(&mut self) -> Result<usize> {
-        let n = self.channel.poll(&mut self.out)?;
-        for arrival in self.out.drain(..) {
-            let id = arrival.record.id.get();
-            let (offset, length) = self.offsets.remove(&id).expect("answered once");
-            let slot = arrival.slot.expect("nothing is leaked");
-            if arrival.record.status() == Status::Ok {
-                assert_eq!(arrival.record.length.get(), length);
-                assert_filled(offset, slot.bytes(length as usize));
-            } else {
-                assert_eq!(arrival.record.length.get(), 0);
-                self.errors += 1;
-            }
-            self.pool.release(slot);
-        }
-        Ok(n)
-    }
-
-    /// Reads `count` times with the credits used to the full; `length` of the n-th read.
-    pub fn run(&mut self, count: u64, length: impl Fn(u64) -> u32) {
-        let until = Instant::now() + PATIENCE;
-        let (mut asked, mut got) = (0, 0);
-        while got < count {
-            assert!(Instant::now() < until, "{got} of {count} answers came");
-            while asked < count && self.submit(length(asked)) {
-                asked += 1;
-            }
-            self.channel.flush().unwrap();
-            let n = self.poll().unwrap();
-            got += n as u64;
-            if n == 0 {
-                std::thread::yield_now();
-            }
-        }
-        assert_eq!(self.channel.in_flight(), 0);
-    }
-
-    /// Ends it and counts the slots, all of which must be there.
-    pub fn abandon(mut self) -> usize {
-        let ids: Vec<_> = self.channel.abandon();
-        let given = ids.len();
-        for (id, slot) in ids {
-            self.offsets.remove(&id).expect("a request in flight");
-            self.pool.release(slot.expect("nothing is leaked"));
-        }
-        assert_eq!(self.pool.available(), self.pool.count(), "every landing slot is back");
-        given
-    }
 }

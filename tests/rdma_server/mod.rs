@@ -147,6 +147,7 @@ fn work(
         max_connections: options.connections,
         credits: options.credits,
         max_payload: SLOT as u32,
+        pulls: 0,
         token: options.token.map(|text| Arc::from(text.as_bytes())).into(),
         welcome: Welcome::new("test", CheckMode::None, 1, 1 << 40, SLOT as u32, 1024, 0),
         handshake_timeout: Duration::from_secs(10),
@@ -176,6 +177,7 @@ fn work(
                 Event::Sent { slot, .. } => slot.into_iter().for_each(|slot| pool.release(slot)),
                 Event::Closed(_, why) => stats.closed.lock().unwrap().push(why),
                 Event::Opened(_) => {}
+                Event::Pulled { .. } => unreachable!("nothing is pulled here"),
             }
         }
         while let Some((conn, request)) = waiting.front() {
@@ -197,6 +199,7 @@ fn work(
             };
             let response = Response {
                 slot,
+                start: 0,
                 len: record.length.get(),
                 remote_addr: request.remote_addr.get(),
                 rkey: request.rkey.get(),

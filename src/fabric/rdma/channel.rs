@@ -9,8 +9,8 @@ use zerocopy::IntoBytes as _;
 use super::cm::{CmId, EventChannel, What};
 use super::conn::{Work, WorkId};
 use super::dial::{Dialled, RdmaConfig, SELF, SPARE_RECEIVES};
-use super::ffi::{Cq, Wc, completions, status_text, succeeded};
-use super::mr::{Messages, Mr, Probed};
+use super::ffi::{Cq, Pd, Wc, completions, status_text, succeeded};
+use super::mr::{Access, Messages, Mr, Probed};
 use super::qp::{Chain, Qp};
 use super::sizing::client_sends;
 use crate::error::{Context as _, Error, Kind, Result};
@@ -35,8 +35,8 @@ struct Pending {
 /// A connection to a server. The landing arena is registered for it alone: its key is worth
 /// nothing on any other connection, since each has a protection domain of its own.
 ///
-/// The server is trusted to write nothing into a landing slot after it has answered; the key
-/// that it was given stays valid until the connection ends.
+/// The server is trusted to write nothing into a landing slot, and to read nothing from it, after
+/// it has answered; the keys that it was given stay valid until the connection ends.
 pub struct RdmaChannel {
     peer: SocketAddr,
     welcome: Welcome,
@@ -58,8 +58,11 @@ pub struct RdmaChannel {
     mr: Mr,
     #[cfg_attr(not(test), expect(dead_code, reason = "held for the server, which writes to it"))]
     probed: Probed,
+    /// The arena once more, for the server to read bodies from; only where it takes puts.
+    bodies: Option<Mr>,
     messages: Arc<Messages>,
     cq: Arc<Cq>,
+    pd: Arc<Pd>,
     id: Arc<CmId>,
     events: Arc<EventChannel>,
 }
@@ -99,12 +102,15 @@ impl RdmaChannel {
         let dialled = Dialled::dial(address, config, rdma, arena, deadline)?;
         let mut channel = Self::over(address, dialled);
         channel.shake_hands(config, deadline)?;
+        if channel.welcome.store().is_some_and(|store| store.writable) {
+            channel.bodies = Some(Mr::register(&channel.pd, arena, Access::RemoteRead)?);
+        }
         Ok(channel)
     }
 
     /// A channel before its handshake.
     fn over(address: SocketAddr, dialled: Dialled) -> Self {
-        let Dialled { credits, qp, mr, probed, messages, cq, id, events } = dialled;
+        let Dialled { credits, qp, mr, probed, pd, messages, cq, id, events } = dialled;
         Self {
             peer: address,
             welcome: Welcome::new("", crate::wire::CheckMode::None, 0, 0, 0, 0, 0),
@@ -120,8 +126,10 @@ impl RdmaChannel {
             next_look: Instant::now(),
             mr,
             probed,
+            bodies: None,
             messages,
             cq,
+            pd,
             id,
             events,
         }
@@ -132,8 +140,7 @@ impl RdmaChannel {
     }
 
     fn shake_hands(&mut self, config: &ConnectConfig, deadline: Instant) -> Result<()> {
-        let (asked, most) = (config.credits, config.max_payload);
-        let mut handshake = ClientHandshake::new(config.token.clone(), asked, most)?;
+        let mut handshake = ClientHandshake::of(config)?;
         self.send_message(&handshake.hello())?;
         loop {
             let got = self.cq.poll(&mut self.wcs)?;
@@ -175,7 +182,7 @@ impl RdmaChannel {
 
     fn post(&mut self) -> Result<()> {
         let Some(qp) = &self.qp else { return Err(self.ended()) };
-        // SAFETY: the chain has no WRITE.
+        // SAFETY: the chain has no WRITE and no READ.
         let done = unsafe { self.chain.post(qp, |_| {}) };
         done.context(|| format!("cannot send to {}", self.peer)).inspect_err(|_| self.dead = true)
     }
@@ -233,7 +240,8 @@ impl RdmaChannel {
         let slot = self.pending.remove(id).map(|pending| {
             self.free.push(pending.entry);
             // SAFETY: the record has arrived, and the payload's WRITE was before it on the same
-            // connection, which delivers in order: nothing writes to the slot any more.
+            // connection, which delivers in order: nothing writes to the slot any more. A body's
+            // READ had ended before the server answered; a late one would read and not write.
             unsafe { pending.slot.reclaim() }
         });
         Ok(Arrival { slot, record })
@@ -263,18 +271,23 @@ impl RdmaChannel {
 impl Channel for RdmaChannel {
     /// # Panics
     ///
-    /// If the request is longer than its slot, if the slot is of another arena, or if its id is
-    /// in flight.
+    /// If the request or its body is longer than its slot, if the slot is of another arena, or if
+    /// its id is in flight.
     fn submit(&mut self, mut request: Request, slot: Slot) -> std::result::Result<(), Slot> {
         let full = self.free.is_empty() || self.unfinished >= client_sends(self.credits);
         let Some(qp) = self.qp.as_ref().filter(|_| !full && !self.dead) else { return Err(slot) };
-        let (id, length) = (request.id.get(), request.length.get());
-        assert!(length as usize <= slot.size(), "{length} bytes into a slot of {}", slot.size());
+        let (id, length, body) = (request.id.get(), request.most(), request.body());
+        let most = body.max(length.into());
+        assert!(most <= slot.size() as u64, "{most} bytes in a slot of {}", slot.size());
         assert!(!self.pending.contains(id), "request {id} is in flight already");
         let slot = slot.lend();
         assert!(self.mr.contains(slot.addr(), slot.size()), "a slot of another arena");
-        request.remote_addr = (slot.addr() as u64).into();
-        request.rkey = self.mr.rkey().into();
+        // To a server that takes no puts, no key is given to read from: it refuses anyway.
+        let key = if body > 0 { self.bodies.as_ref().map(Mr::rkey) } else { Some(self.mr.rkey()) };
+        if let Some(key) = key {
+            request.remote_addr = (slot.addr() as u64).into();
+            request.rkey = key.into();
+        }
 
         let entry = self.free.pop().expect("not empty, seen above");
         let at = self.receives() + usize::from(entry);
@@ -375,6 +388,11 @@ impl RdmaChannel {
     /// True once the server has probed it.
     pub(super) fn was_probed(&self) -> bool {
         self.probed.was_written()
+    }
+
+    /// Key of the same memory for reading bodies.
+    pub(super) fn body_key(&self) -> u32 {
+        self.bodies.as_ref().expect("the server takes puts").rkey()
     }
 
     /// Stops answering the server's hardware, without a word, as a machine without power does.

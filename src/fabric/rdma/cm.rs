@@ -312,13 +312,14 @@ impl CmId {
         verb(unsafe { sys::rdma_resolve_route(self.as_ptr(), ms) })
     }
 
-    fn parameters(qp: u32, private: &[u8]) -> sys::rdma_conn_param {
+    /// `served` READs of the peer and `own` of this side may be under way at once. Some devices
+    /// refuse 0, so at least 1 of each is said.
+    fn parameters(qp: u32, private: &[u8], served: u8, own: u8) -> sys::rdma_conn_param {
         sys::rdma_conn_param {
             private_data: private.as_ptr().cast(),
             private_data_len: private.len() as u8,
-            // RDMA READ is never used and no QP allows it, but some devices refuse 0.
-            responder_resources: 1,
-            initiator_depth: 1,
+            responder_resources: served.max(1),
+            initiator_depth: own.max(1),
             flow_control: 1,
             retry_count: RETRIES,
             rnr_retry_count: RNR_RETRIES,
@@ -327,15 +328,17 @@ impl CmId {
         }
     }
 
-    /// Asks the peer for a connection to QP number `qp`.
-    pub fn connect(&self, qp: u32, private: &[u8]) -> io::Result<()> {
-        let mut parameters = Self::parameters(qp, private);
+    /// Asks the peer for a connection to QP number `qp`, from which it may `reads` at once.
+    pub fn connect(&self, qp: u32, private: &[u8], reads: u8) -> io::Result<()> {
+        let mut parameters = Self::parameters(qp, private, reads, 0);
         // SAFETY: a live id with a route; the parameters are read during the call.
         verb(unsafe { sys::rdma_connect(self.as_ptr(), &mut parameters) })
     }
 
-    pub fn accept(&self, qp: u32, private: &[u8]) -> io::Result<()> {
-        let mut parameters = Self::parameters(qp, private);
+    /// Accepts a connection to QP number `qp`, on which this side will have up to `reads` READs
+    /// under way at once.
+    pub fn accept(&self, qp: u32, private: &[u8], reads: u8) -> io::Result<()> {
+        let mut parameters = Self::parameters(qp, private, 0, reads);
         // SAFETY: a live id of a connect request; the parameters are read during the call.
         verb(unsafe { sys::rdma_accept(self.as_ptr(), &mut parameters) })
     }

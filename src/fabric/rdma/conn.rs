@@ -9,7 +9,7 @@ use super::qp::Qp;
 use super::sizing::{HANDSHAKE_SENDS, receives};
 use crate::fabric::handshake::ServerHandshake;
 use crate::fabric::ids::IdTable;
-use crate::fabric::{Closed, ConnId, Response};
+use crate::fabric::{Closed, ConnId, Pull, Response};
 use crate::limits::MAX_CONNECTIONS;
 use crate::memory::Lent;
 
@@ -26,6 +26,8 @@ pub(super) enum Work {
     Handshake = 4,
     /// A write to the probe word, to see whether the peer's machine is still there.
     Probe = 5,
+    /// The READ of a body; the entry is its place in the table of pulls.
+    Pull = 6,
 }
 
 /// The id that a work request gives to its completion: work, entry, and which connection.
@@ -64,6 +66,7 @@ impl WorkId {
             3 => Work::Payload,
             4 => Work::Handshake,
             5 => Work::Probe,
+            6 => Work::Pull,
             _ => return None,
         };
         let (entry, index) = ((word >> 8) as u16, (word >> 24) as u16);
@@ -88,6 +91,13 @@ pub(super) enum Phase {
 #[derive(Debug)]
 pub(super) struct Sending {
     pub slot: Option<Lent>,
+    pub tag: u64,
+}
+
+/// A pull that the hardware has.
+#[derive(Debug)]
+pub(super) struct Pulling {
+    pub slot: Lent,
     pub tag: u64,
 }
 
@@ -123,6 +133,10 @@ pub(super) struct Conn {
     pub pending: VecDeque<Response>,
     /// Where the peer lets itself be probed.
     pub probe: ProbeWord,
+    /// Pulls that the hardware has, by entry: as many as READs may be under way.
+    pub pulling: Vec<Option<Pulling>>,
+    /// Pulls that wait for the next flush, or for an entry.
+    pub pulls: VecDeque<Pull>,
     /// Something has completed since the last look for idle connections.
     pub heard: bool,
     /// True while the connection is in the worker's list of those to flush.
@@ -164,6 +178,11 @@ impl Conn {
         Ok(())
     }
 
+    /// True if the hardware has slots of this connection.
+    pub fn has_slots(&self) -> bool {
+        self.sending.iter().any(Option::is_some) || self.pulling.iter().any(Option::is_some)
+    }
+
     /// True when the hardware has nothing of this connection any more.
     pub fn is_drained(&self) -> bool {
         self.receives == 0 && self.sends == 0
@@ -181,12 +200,13 @@ mod tests {
             (Work::Answer, 1023, 4095, (1 << 24) - 1),
             (Work::Payload, u16::MAX, 65_535, 1),
             (Work::Handshake, 2, 1, 77),
+            (Work::Pull, 15, 1, 77),
         ] {
             let id = WorkId::of(ConnId { index, generation }, work, entry);
             assert_eq!(WorkId::unpack(id.pack()), Some(id));
         }
         assert_eq!(WorkId::unpack(0), None);
-        assert_eq!(WorkId::unpack(6), None);
+        assert_eq!(WorkId::unpack(7), None);
     }
 
     #[test]

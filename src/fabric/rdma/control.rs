@@ -17,9 +17,9 @@ use super::cm::{CmEvent, CmId, EventChannel, What};
 use super::conn::{Conn, Phase, messages_per_conn};
 use super::ffi::{AsyncEvent, Cq, Pd, mtu_bytes};
 use super::mailbox::Mailbox;
-use super::mr::{Access, Messages};
+use super::mr::Messages;
 use super::private::{ProbeWord, Sizes};
-use super::qp::{Qp, QpSpec};
+use super::qp::{Peer, Qp, QpSpec};
 use super::sizing::{receives, server_completions, server_sends};
 use crate::error::{Context as _, Error, Kind, Result};
 use crate::fabric::handshake::{ServerHandshake, nonce};
@@ -60,6 +60,8 @@ pub(super) struct Port {
 pub(super) struct WorkerSide {
     pub port: Arc<Port>,
     pub config: EndpointConfig,
+    /// RDMA READs of one connection that may be under way at once.
+    pub reads: u8,
     pub cq: Arc<Cq>,
     pub messages: Arc<Messages>,
     /// Places of the worker's table that are free.
@@ -205,7 +207,7 @@ impl Control {
         match ask {
             Ask::Fail(key) => self.fail(key),
             Ask::Retire(mut conn) => {
-                let over = conn.is_drained() && conn.sending.iter().all(Option::is_none);
+                let over = conn.is_drained() && !conn.has_slots();
                 match self.retire(&mut conn) {
                     (destroyed, Some(port)) if !over => {
                         port.mailbox.put(ToWorker::Destroyed(conn, destroyed));
@@ -221,7 +223,7 @@ impl Control {
     /// there any more.
     fn discard(&self, conn: &Conn) {
         if let Some(side) = &mut lock(&self.state).workers[conn.worker] {
-            side.budget += server_completions(conn.credits);
+            side.budget += server_completions(conn.credits, side.reads);
         }
     }
 
@@ -351,14 +353,18 @@ impl Control {
         let state = &mut *guard;
         let count = state.workers.len();
         let (mut chosen, mut open) = (None, false);
-        for at in (0..count).map(|k| (state.next + k) % count) {
+        // The one that it asks for, if that has room; else the next.
+        let wanted = state.workers.iter().position(|side| {
+            side.as_ref().is_some_and(|side| side.config.worker == usize::from(asked.worker))
+        });
+        for at in wanted.into_iter().chain((0..count).map(|k| (state.next + k) % count)) {
             let Some(side) = &state.workers[at] else { continue };
             if side.port.closed.load(Ordering::Relaxed) {
                 continue;
             }
             open = true;
             let credits = asked.credits.min(side.config.credits);
-            if !side.places.is_empty() && side.budget >= server_completions(credits) {
+            if !side.places.is_empty() && side.budget >= server_completions(credits, side.reads) {
                 chosen = Some((at, credits));
                 break;
             }
@@ -366,7 +372,9 @@ impl Control {
         let Some((worker, credits)) = chosen else {
             return Err((id, if open { Reason::Full } else { Reason::Stopping }));
         };
-        state.next = worker + 1;
+        if wanted != Some(worker) {
+            state.next = worker + 1;
+        }
         let side = state.workers[worker].as_mut().expect("chosen above");
         let index = *side.places.last().expect("has a place, seen above");
         side.generations[index as usize] = side.generations[index as usize].wrapping_add(1);
@@ -379,11 +387,12 @@ impl Control {
             }
         };
         side.places.pop();
-        side.budget -= server_completions(credits);
+        side.budget -= server_completions(credits, side.reads);
+        let reads = conn.pulling.len() as u8;
         let qp = Arc::clone(conn.qp.as_ref().expect("just made"));
         let max_payload = asked.max_payload.min(side.config.max_payload);
-        let probe = ProbeWord::default();
-        let granted = Sizes { credits, max_payload, mtu: mtu as u8, probe };
+        let (probe, number) = (ProbeWord::default(), side.config.worker as u16);
+        let granted = Sizes { credits, max_payload, mtu: mtu as u8, worker: number, probe };
         log::debug!(
             "{} connects to worker {}: {credits} credits, path MTU {}",
             id.peer_addr(),
@@ -392,7 +401,7 @@ impl Control {
         );
         // The worker must have it before the client can speak.
         side.port.mailbox.put(ToWorker::New(Box::new(conn)));
-        if let Err(e) = id.accept(qp.number(), &granted.encode()) {
+        if let Err(e) = id.accept(qp.number(), &granted.encode(), reads) {
             log::warn!("cannot accept {}: {e}", id.peer_addr());
             // The worker sees the flush, and retires the connection.
             let _ = qp.fail();
@@ -412,9 +421,10 @@ impl Control {
     ) -> Result<(Conn, u32)> {
         let config = &side.config;
         let spec = QpSpec {
-            sends: server_sends(credits),
+            sends: server_sends(credits, side.reads),
             receives: receives(credits),
-            access: Access::Local,
+            peer: Peer::Client,
+            reads: side.reads,
         };
         let qp = Qp::new(&self.pd, &side.cq, &side.messages, spec)?;
         let doing = || format!("cannot set up a queue pair for {}", id.peer_addr());
@@ -439,13 +449,17 @@ impl Control {
             free: (0..credits).rev().collect(),
             pending: VecDeque::with_capacity(credits.into()),
             probe: asked.probe,
+            pulling: Vec::new(),
+            pulls: VecDeque::with_capacity(if side.reads > 0 { credits.into() } else { 0 }),
             heard: false,
             dirty: false,
         };
         for entry in 0..receives(credits) as u16 {
             conn.post_receive(entry).context(doing)?;
         }
-        let mtu = conn.qp().make_ready(id, self.mtu.min(asked.mtu.into())).context(doing)?;
+        let mtu = self.mtu.min(asked.mtu.into());
+        let (mtu, reads) = conn.qp().make_ready(id, mtu).context(doing)?;
+        conn.pulling = (0..reads).map(|_| None).collect();
         Ok((conn, mtu))
     }
 }

@@ -10,8 +10,8 @@ use super::device;
 use super::ffi::{Cq, Pd, available, mtu_bytes, wait_readable};
 use super::mr::{Access, Messages, Mr, Probed};
 use super::private::Sizes;
-use super::qp::{Qp, QpSpec};
-use super::sizing::client_sends;
+use super::qp::{Peer, Qp, QpSpec};
+use super::sizing::{MAX_READS, client_sends};
 use crate::error::{Context as _, Error, Kind, Result};
 use crate::fabric::handshake::ClientHandshake;
 use crate::fabric::{ConnId, ConnectConfig};
@@ -73,6 +73,7 @@ pub(super) struct Dialled {
     pub qp: Qp,
     pub mr: Mr,
     pub probed: Probed,
+    pub pd: Arc<Pd>,
     pub messages: Arc<Messages>,
     pub cq: Arc<Cq>,
     pub id: Arc<CmId>,
@@ -145,7 +146,7 @@ impl Dialled {
         // Receives first, then one record per request, then the handshake's.
         let count = receives as usize + usize::from(credits) + 1;
         let messages = Messages::new(&pd, count, arena.node())?;
-        let spec = QpSpec { sends, receives, access: Access::RemoteWrite };
+        let spec = QpSpec { sends, receives, peer: Peer::Server, reads: 0 };
         let qp = Qp::new(&pd, &cq, &messages, spec)?;
         qp.initialise(&id).context(|| doing.clone())?;
         for entry in 0..receives {
@@ -153,18 +154,20 @@ impl Dialled {
             qp.post_receive(entry as usize, work).context(|| doing.clone())?;
         }
         let (max_payload, mtu) = (config.max_payload, limits.active_mtu as u8);
-        let asked = Sizes { credits, max_payload, mtu, probe: probed.word() };
-        id.connect(qp.number(), &asked.encode()).context(|| doing.clone())?;
+        let (worker, probe) = (config.worker, probed.word());
+        let asked = Sizes { credits, max_payload, mtu, worker, probe };
+        let reads = limits.reads_served.min(MAX_READS);
+        id.connect(qp.number(), &asked.encode(), reads).context(|| doing.clone())?;
         let response = await_event(&events, What::ConnectResponse, deadline, &doing)?;
         let granted = Sizes::decode(response.private()).map_err(|reason| {
             Error::new(Kind::Protocol, format!("{doing}: {reason}"))
                 .remedy("check that host and port are those of a millrace server")
         })?;
         let mtu = limits.active_mtu.min(granted.mtu.into());
-        let mtu = qp.make_ready(&id, mtu).context(|| doing.clone())?;
+        let (mtu, _) = qp.make_ready(&id, mtu).context(|| doing.clone())?;
         id.establish().context(|| doing.clone())?;
         log::debug!("connected to {address} by {choice}, path MTU {}", mtu_bytes(mtu));
 
-        Ok(Self { credits, qp, mr, probed, messages, cq, id, events })
+        Ok(Self { credits, qp, mr, probed, pd, messages, cq, id, events })
     }
 }

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use rdma_sys::ibv_wc_status::{IBV_WC_LOC_LEN_ERR, IBV_WC_WR_FLUSH_ERR};
 
-use super::conn::{Conn, Phase, Sending, Work, WorkId};
+use super::conn::{Conn, Phase, Pulling, Sending, Work, WorkId};
 use super::control::{Ask, Control, Port, ToWorker};
 use super::ffi::{Cq, Wc, completions, succeeded};
 use super::mr::{Messages, Mr};
 use super::qp::Chain;
 use crate::fabric::handshake::Step;
-use crate::fabric::{Closed, ConnId, Endpoint, EndpointConfig, Event, Response};
+use crate::fabric::{Closed, ConnId, Endpoint, EndpointConfig, Event, Pull, Response};
 use crate::limits::POLL_BUDGET;
 use crate::memory::Slot;
 use crate::wire::{Reason, Request};
@@ -94,7 +94,7 @@ impl RdmaEndpoint {
         let answers = places * usize::from(config.credits);
         Self {
             conns: (0..places).map(|_| None).collect(),
-            backlog: VecDeque::with_capacity(answers.min(BACKLOG) + 2 * POLL_BUDGET),
+            backlog: VecDeque::with_capacity(2 * answers.min(BACKLOG) + 2 * POLL_BUDGET),
             dirty: Vec::with_capacity(places),
             chain: Chain::new(CHAIN),
             wcs: completions(),
@@ -127,6 +127,10 @@ impl RdmaEndpoint {
 
     fn sent(&mut self, conn: ConnId, tag: u64, slot: Option<Slot>, delivered: bool) {
         self.backlog.push_back(Event::Sent { conn, tag, slot, delivered });
+    }
+
+    fn pulled(&mut self, conn: ConnId, tag: u64, slot: Option<Slot>, ok: bool) {
+        self.backlog.push_back(Event::Pulled { conn, tag, slot, ok });
     }
 
     fn mark_dirty(&mut self, index: u32) {
@@ -173,6 +177,18 @@ impl RdmaEndpoint {
             };
             self.backlog.push_back(Event::Sent { conn: conn.id, tag, slot, delivered: false });
         }
+        for pulling in &mut conn.pulling {
+            let Some(Pulling { slot, tag }) = pulling.take() else { continue };
+            let slot = if destroyed {
+                // SAFETY: the QP was destroyed, so no READ of it lands any more.
+                Some(unsafe { slot.reclaim() })
+            } else {
+                self.leaked += 1;
+                drop(slot);
+                None
+            };
+            self.backlog.push_back(Event::Pulled { conn: conn.id, tag, slot, ok: false });
+        }
     }
 
     /// Starts to end a connection. Harmless where it is ending already.
@@ -189,6 +205,9 @@ impl RdmaEndpoint {
             self.conn(id).and_then(|c| c.pending.pop_front())
         {
             self.sent(id, tag, slot, false);
+        }
+        while let Some(Pull { slot, tag, .. }) = self.conn(id).and_then(|c| c.pulls.pop_front()) {
+            self.pulled(id, tag, Some(slot), false);
         }
         if was == Phase::Open {
             self.open -= 1;
@@ -310,6 +329,18 @@ impl RdmaEndpoint {
                     self.begin_close(id, why);
                 }
             }
+            Work::Pull => {
+                conn.sends -= 1;
+                let has_pulls = !conn.pulls.is_empty();
+                if let Some(Pulling { slot, tag }) = conn.pulling[usize::from(work.entry)].take() {
+                    // SAFETY: the READ's own completion, good or flushed: it lands no more.
+                    let slot = unsafe { slot.reclaim() };
+                    self.pulled(id, tag, Some(slot), succeeded(&wc));
+                }
+                if has_pulls {
+                    self.mark_dirty(id.index);
+                }
+            }
             Work::Probe => conn.sends -= 1,
             Work::Payload => {}
         }
@@ -393,7 +424,7 @@ impl Endpoint for RdmaEndpoint {
         }
         for _ in 0..spare.min(self.backlog.len()) {
             let event = self.backlog.pop_front().expect("counted above");
-            if matches!(event, Event::Sent { .. }) {
+            if matches!(event, Event::Sent { .. } | Event::Pulled { .. }) {
                 self.in_flight -= 1;
             }
             out.push(event);
@@ -409,6 +440,20 @@ impl Endpoint for RdmaEndpoint {
                 self.mark_dirty(conn.index);
             }
             _ => self.sent(conn, response.tag, response.slot, false),
+        }
+    }
+
+    fn pull(&mut self, conn: ConnId, pull: Pull) {
+        pull.check();
+        self.in_flight += 1;
+        match self.conn(conn) {
+            // A client that serves no READs has nothing to be pulled.
+            Some(found) if found.phase == Phase::Open && !found.pulling.is_empty() => {
+                assert!(found.ids.contains(pull.id), "a pull for no request");
+                found.pulls.push_back(pull);
+                self.mark_dirty(conn.index);
+            }
+            _ => self.pulled(conn, pull.tag, Some(pull.slot), false),
         }
     }
 

@@ -90,6 +90,9 @@ pub(super) struct Limits {
     pub max_cqe: u32,
     /// Work requests of one queue of a QP.
     pub max_qp_wr: u32,
+    /// RDMA READs that a QP of this device can have under way, and that it can serve.
+    pub reads: u8,
+    pub reads_served: u8,
     /// MTU that the port runs with now, in verbs' code (1 is 256 bytes, 5 is 4,096).
     pub active_mtu: u32,
 }
@@ -148,6 +151,8 @@ impl Pd {
         Ok(Limits {
             max_cqe: device.max_cqe.max(0) as u32,
             max_qp_wr: device.max_qp_wr.max(0) as u32,
+            reads: device.max_qp_init_rd_atom.clamp(0, u8::MAX.into()) as u8,
+            reads_served: device.max_qp_rd_atom.clamp(0, u8::MAX.into()) as u8,
             active_mtu: port.active_mtu,
         })
     }

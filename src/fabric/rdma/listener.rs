@@ -129,19 +129,24 @@ impl Listener for RdmaListener {
         }
         let pd = self.control.pd();
         let limits = pd.limits()?;
-        if sizing::server_sends(credits) > limits.max_qp_wr {
+        let reads = (config.pulls.min(sizing::MAX_READS.into()) as u8).min(limits.reads);
+        if reads == 0 && config.pulls > 0 {
+            let what = format!("{} can do no RDMA READ, by which puts come", self.choice.device);
+            return Err(Error::new(Kind::Unsupported, what).remedy("serve without --writable"));
+        }
+        if sizing::server_sends(credits, reads) > limits.max_qp_wr {
             return Err(Error::new(
                 Kind::Unsupported,
                 format!(
                     "{credits} credits need {} work requests per queue pair, {} has {}",
-                    sizing::server_sends(credits),
+                    sizing::server_sends(credits, reads),
                     self.choice.device,
                     limits.max_qp_wr
                 ),
             )
             .remedy("use fewer --credits"));
         }
-        let plan = sizing::plan(places, credits, limits.max_cqe)?;
+        let plan = sizing::plan(places, credits, reads, limits.max_cqe)?;
         if plan.connections < places {
             log::warn!(
                 "worker {}: {} of {places} connections with {credits} credits fit into a \
@@ -149,7 +154,7 @@ impl Listener for RdmaListener {
                 config.worker,
                 plan.connections,
                 plan.entries,
-                sizing::server_completions(credits),
+                sizing::server_completions(credits, reads),
                 self.choice.device,
                 limits.max_cqe
             );
@@ -165,6 +170,7 @@ impl Listener for RdmaListener {
         let worker = self.control.attach(WorkerSide {
             port: Arc::clone(&port),
             config: config.clone(),
+            reads,
             cq: Arc::clone(&cq),
             messages: Arc::clone(&messages),
             places: (0..places as u32).rev().collect(),

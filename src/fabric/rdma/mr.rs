@@ -23,6 +23,22 @@ pub(super) enum Access {
     Local,
     /// The peer too, by RDMA WRITE; never by READ or atomics.
     RemoteWrite,
+    /// The peer by RDMA READ, and nobody else by this registration.
+    RemoteRead,
+}
+
+impl Access {
+    /// In verbs' flags.
+    fn flags(self) -> u32 {
+        match self {
+            Access::Local => ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0,
+            Access::RemoteWrite => {
+                ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
+                    | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
+            }
+            Access::RemoteRead => ibv_access_flags::IBV_ACCESS_REMOTE_READ.0,
+        }
+    }
 }
 
 /// A registration of a whole arena: pinned, never on demand. The arena stays mapped while it
@@ -48,10 +64,7 @@ impl Mr {
     ///
     /// `Resource` where the limit of locked memory is too low, with the limit and the need.
     pub fn register(pd: &Arc<Pd>, arena: &Arc<Arena>, access: Access) -> Result<Self> {
-        let mut flags = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
-        if access == Access::RemoteWrite {
-            flags |= ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
-        }
+        let flags = access.flags();
         let started = Instant::now();
         // SAFETY: the arena's mapping is `len` bytes from `base` and outlives the registration.
         // What the hardware does to those bytes is governed by Slot and Lent.

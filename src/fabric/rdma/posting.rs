@@ -3,7 +3,7 @@
 use rdma_sys::ibv_sge;
 use zerocopy::IntoBytes as _;
 
-use super::conn::{Sending, Work, WorkId};
+use super::conn::{Pulling, Sending, Work, WorkId};
 use super::endpoint::RdmaEndpoint;
 use crate::fabric::handshake::Message;
 use crate::fabric::{Closed, ConnId};
@@ -27,7 +27,7 @@ impl RdmaEndpoint {
             conn.sends += 1;
         }
         let mut refused = 0;
-        // SAFETY: the chain has no WRITE.
+        // SAFETY: the chain has no WRITE and no READ.
         let done = unsafe { chain.post(conn.qp(), |_| refused += 1) };
         conn.sends -= refused;
         done.map_err(|_| Closed::Transport)
@@ -48,6 +48,37 @@ impl RdmaEndpoint {
         }
     }
 
+    /// Posts the pulls that wait on connection `index`, as far as it has entries.
+    fn post_pulls(&mut self, index: u32) {
+        let Self { conns, chain, mr, .. } = self;
+        let Some(conn) = conns[index as usize].as_deref_mut() else { return };
+        let id = conn.id;
+        for (entry, place) in (0..).zip(&mut conn.pulling) {
+            if place.is_some() {
+                continue;
+            }
+            let Some(pull) = conn.pulls.pop_front() else { break };
+            let slot = pull.slot.lend();
+            let (start, len) = (pull.start as usize, pull.len as usize);
+            assert!(mr.contains(slot.addr(), start + len), "a slot of another arena");
+            let addr = slot.addr() as u64 + u64::from(pull.start);
+            let target = ibv_sge { addr, length: pull.len, lkey: mr.lkey() };
+            let work = WorkId::of(id, Work::Pull, entry).pack();
+            chain.push_read(work, target, pull.remote_addr, pull.rkey);
+            *place = Some(Pulling { slot, tag: pull.tag });
+            conn.sends += 1;
+        }
+        let mut unposted = 0;
+        // SAFETY: each target is of the registered arena and lent; it is kept in `pulling` until
+        // the READ's completion was polled or the QP was destroyed.
+        let done = unsafe { chain.post(conn.qp(), |_| unposted += 1) };
+        if done.is_err() {
+            // Those not posted come back with the QP's destruction, as the others do.
+            conn.sends -= unposted;
+            self.begin_close(id, Closed::Transport);
+        }
+    }
+
     /// Posts the answers that wait on connection `index`, as far as it has entries.
     fn post_pending(&mut self, index: u32) {
         loop {
@@ -64,9 +95,11 @@ impl RdmaEndpoint {
                 messages.write(at, record.try_into().expect("asserted in wire"));
                 let slot = response.slot.map(Slot::lend);
                 if let Some(lent) = slot.as_ref().filter(|_| response.len > 0) {
-                    let len = response.len;
-                    assert!(mr.contains(lent.addr(), len as usize), "a slot of another arena");
-                    let source = ibv_sge { addr: lent.addr() as u64, length: len, lkey: mr.lkey() };
+                    let (start, length) = (response.start, response.len);
+                    let end = start as usize + length as usize;
+                    assert!(mr.contains(lent.addr(), end), "a slot of another arena");
+                    let addr = lent.addr() as u64 + u64::from(start);
+                    let source = ibv_sge { addr, length, lkey: mr.lkey() };
                     let work = WorkId::of(id, Work::Payload, entry).pack();
                     chain.push_write(work, source, response.remote_addr, response.rkey);
                 }
@@ -103,7 +136,11 @@ impl RdmaEndpoint {
         while let Some(index) = self.dirty.pop() {
             if let Some(conn) = &mut self.conns[index as usize] {
                 conn.dirty = false;
+                let pulls = !conn.pulls.is_empty();
                 self.post_pending(index);
+                if pulls {
+                    self.post_pulls(index);
+                }
             }
         }
     }

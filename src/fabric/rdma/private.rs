@@ -7,7 +7,8 @@
 //! | 6..8 | credits: wanted by the client, granted by the server |
 //! | 8..12 | largest payload in bytes, likewise |
 //! | 12 | active MTU of the sender's port, in verbs' code |
-//! | 13..16 | zero |
+//! | 13 | zero |
+//! | 14..16 | number of the worker: wanted by the client (0xFFFF: any), chosen by the server |
 //! | 16..24 | address of the client's probe word, a multiple of 8; zero from the server |
 //! | 24..28 | its key; zero from the server |
 //! | 28..32 | zero |
@@ -44,6 +45,8 @@ pub(super) struct Sizes {
     pub mtu: u8,
     /// The client's probe word.
     pub probe: ProbeWord,
+    /// Number of the worker, as in [`crate::wire::Hello`].
+    pub worker: u16,
 }
 
 impl Sizes {
@@ -57,6 +60,7 @@ impl Sizes {
         bytes[12] = self.mtu;
         bytes[16..24].copy_from_slice(&self.probe.addr.to_le_bytes());
         bytes[24..28].copy_from_slice(&self.probe.rkey.to_le_bytes());
+        bytes[14..16].copy_from_slice(&self.worker.to_le_bytes());
         bytes
     }
 
@@ -66,7 +70,7 @@ impl Sizes {
             return Err(Reason::Size);
         };
         let (sizes, probe) = bytes.split_at(LENGTH / 2);
-        let [m0, m1, m2, m3, v0, v1, c0, c1, p0, p1, p2, p3, mtu, reserved @ ..] =
+        let [m0, m1, m2, m3, v0, v1, c0, c1, p0, p1, p2, p3, mtu, reserved, w0, w1] =
             *sizes.first_chunk::<{ LENGTH / 2 }>().expect("half of it");
         let [a0, a1, a2, a3, a4, a5, a6, a7, k0, k1, k2, k3, more @ ..] =
             *probe.first_chunk::<{ LENGTH / 2 }>().expect("the other half");
@@ -76,7 +80,7 @@ impl Sizes {
         if u16::from_le_bytes([v0, v1]) != VERSION {
             return Err(Reason::Version);
         }
-        if reserved.iter().chain(&more).chain(padding).any(|b| *b != 0) {
+        if [reserved].iter().chain(&more).chain(padding).any(|b| *b != 0) {
             return Err(Reason::Reserved);
         }
         let sizes = Self {
@@ -87,6 +91,7 @@ impl Sizes {
                 addr: u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]),
                 rkey: u32::from_le_bytes([k0, k1, k2, k3]),
             },
+            worker: u16::from_le_bytes([w0, w1]),
         };
         let aligned = sizes.probe.addr.is_multiple_of(PROBE_BYTES.into());
         if sizes.credits == 0 || !(1..=5).contains(&mtu) || !aligned {
@@ -101,12 +106,13 @@ mod tests {
     use super::*;
 
     const PROBE: ProbeWord = ProbeWord { addr: 0x0807_0605_0403_0200, rkey: 0x0D0C_0B0A };
-    const SIZES: Sizes = Sizes { credits: 64, max_payload: 0x0010_1000, mtu: 3, probe: PROBE };
+    const SIZES: Sizes =
+        Sizes { credits: 64, max_payload: 0x0010_1000, mtu: 3, worker: 0xFF, probe: PROBE };
 
     #[test]
     fn golden_bytes() {
         let bytes = [
-            b'M', b'I', b'L', b'L', 1, 0, 64, 0, 0, 0x10, 0x10, 0, 3, 0, 0, 0, //
+            b'M', b'I', b'L', b'L', 2, 0, 64, 0, 0, 0x10, 0x10, 0, 3, 0, 0xFF, 0, //
             0, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 0, 0, 0, 0,
         ];
         assert_eq!(SIZES.encode(), bytes);
@@ -123,10 +129,10 @@ mod tests {
             Sizes::decode(&bytes).unwrap_err()
         };
         assert_eq!(flawed(0, 0), Reason::Magic);
-        assert_eq!(flawed(4, 2), Reason::Version);
+        assert_eq!(flawed(4, 1), Reason::Version);
         assert_eq!(flawed(6, 0), Reason::Value);
         assert_eq!(flawed(12, 6), Reason::Value);
-        assert_eq!(flawed(15, 1), Reason::Reserved);
+        assert_eq!(flawed(13, 1), Reason::Reserved);
         assert_eq!(flawed(28, 1), Reason::Reserved);
         assert_eq!(flawed(16, 4), Reason::Value);
         assert_eq!(Sizes::decode(&SIZES.encode()[..31]), Err(Reason::Size));

@@ -10,7 +10,7 @@ use sys::{ibv_access_flags, ibv_qp_attr_mask as mask, ibv_qp_state as state, ibv
 
 use super::cm::{CmId, RETRIES, RNR_RETRIES};
 use super::ffi::{Cq, Pd, verb};
-use super::mr::{Access, Messages};
+use super::mr::Messages;
 use super::private::{PROBE_BYTES, ProbeWord};
 use crate::error::{Context as _, Result};
 use crate::limits::MESSAGE_SIZE;
@@ -32,8 +32,19 @@ pub(super) struct QpSpec {
     pub sends: u32,
     /// Receives.
     pub receives: u32,
-    /// What the peer may do with memory of the QP's protection domain.
-    pub access: Access,
+    /// Who the peer is, and so what it may do with memory of the QP's protection domain.
+    pub peer: Peer,
+    /// RDMA READs that may be under way at once: by this side where the peer is a client.
+    pub reads: u8,
+}
+
+/// Who the peer of a QP is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Peer {
+    /// A client, which reaches no memory.
+    Client,
+    /// A server, which writes to and reads from what is registered for that.
+    Server,
 }
 
 /// A queue pair of a reliable connection. It holds what its work requests need: the CQ and the
@@ -42,7 +53,7 @@ pub(super) struct QpSpec {
 pub(super) struct Qp {
     ptr: NonNull<sys::ibv_qp>,
     inline: bool,
-    access: Access,
+    spec: QpSpec,
     peer_left: AtomicBool,
     gone: bool,
     messages: Arc<Messages>,
@@ -93,7 +104,7 @@ impl Qp {
         Ok(Self {
             ptr,
             inline: attributes.cap.max_inline_data >= MESSAGE_SIZE as u32,
-            access: spec.access,
+            spec,
             peer_left: AtomicBool::new(false),
             gone: false,
             messages: Arc::clone(messages),
@@ -131,15 +142,20 @@ impl Qp {
     /// RESET to INIT: receives may be posted.
     pub fn initialise(&self, id: &CmId) -> io::Result<()> {
         let (mut to, what) = id.qp_attributes(state::IBV_QPS_INIT)?;
-        to.qp_access_flags = match self.access {
-            Access::Local => 0,
-            Access::RemoteWrite => ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0,
+        to.qp_access_flags = match self.spec.peer {
+            Peer::Client => 0,
+            Peer::Server => {
+                ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
+                    | ibv_access_flags::IBV_ACCESS_REMOTE_READ.0
+            }
         };
         self.modify(to, what | mask::IBV_QP_ACCESS_FLAGS.0 as i32)
     }
 
-    /// INIT to RTS, with a path MTU of at most `mtu` (verbs' code). Returns the MTU chosen.
-    pub fn make_ready(&self, id: &CmId, mtu: u32) -> io::Result<u32> {
+    /// INIT to RTS, with a path MTU of at most `mtu` (verbs' code). Returns the MTU chosen, and how
+    /// many RDMA READs this side may have under way: what the peer bears, and at most what was
+    /// asked for.
+    pub fn make_ready(&self, id: &CmId, mtu: u32) -> io::Result<(u32, u8)> {
         let (mut to, what) = id.qp_attributes(state::IBV_QPS_RTR)?;
         to.path_mtu = to.path_mtu.min(mtu);
         to.min_rnr_timer = RNR_TIMER;
@@ -150,9 +166,14 @@ impl Qp {
         to.timeout = ACK_TIMEOUT;
         to.retry_cnt = RETRIES;
         to.rnr_retry = RNR_RETRIES;
-        let explicit = mask::IBV_QP_TIMEOUT.0 | mask::IBV_QP_RETRY_CNT.0 | mask::IBV_QP_RNR_RETRY.0;
+        let reads = to.max_rd_atomic.min(self.spec.reads);
+        to.max_rd_atomic = reads.max(1);
+        let explicit = mask::IBV_QP_TIMEOUT.0
+            | mask::IBV_QP_RETRY_CNT.0
+            | mask::IBV_QP_RNR_RETRY.0
+            | mask::IBV_QP_MAX_QP_RD_ATOMIC.0;
         self.modify(to, what | explicit as i32)?;
-        Ok(chosen)
+        Ok((chosen, reads))
     }
 
     /// Moves the QP to ERR: everything posted completes, nothing more is sent or received.
@@ -237,6 +258,13 @@ impl Chain {
         target.rdma = sys::rdma_t { remote_addr, rkey };
     }
 
+    /// Appends an RDMA READ, signalled, from `remote_addr` under `rkey` into `entry`.
+    pub fn push_read(&mut self, wr_id: u64, entry: sys::ibv_sge, remote_addr: u64, rkey: u32) {
+        let flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
+        let source = self.push(wr_id, sys::ibv_wr_opcode::IBV_WR_RDMA_READ, flags, entry);
+        source.rdma = sys::rdma_t { remote_addr, rkey };
+    }
+
     /// Appends a signalled RDMA WRITE of the first bytes of message `index` to a probe word.
     pub fn push_probe(&mut self, qp: &Qp, wr_id: u64, index: usize, word: ProbeWord) {
         let mut flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
@@ -267,7 +295,8 @@ impl Chain {
     /// # Safety
     ///
     /// The memory of every WRITE must be registered and stay lent to the hardware until the
-    /// completion of a later SEND on this QP has been polled, or the QP has been destroyed.
+    /// completion of a later SEND on this QP has been polled, or the QP has been destroyed; that
+    /// of a READ until its own completion has been polled, or the QP has been destroyed.
     pub unsafe fn post(&mut self, qp: &Qp, mut refused: impl FnMut(u64)) -> io::Result<()> {
         let count = self.requests.len();
         if count == 0 {

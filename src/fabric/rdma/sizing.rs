@@ -14,15 +14,20 @@ pub(super) fn receives(credits: u16) -> u32 {
     u32::from(credits) + 1
 }
 
-/// Work requests of the server's send queue: write and record of each answer, and the handshake.
-pub(super) fn server_sends(credits: u16) -> u32 {
-    2 * u32::from(credits) + HANDSHAKE_SENDS
+/// Most RDMA READs of one connection under way at once, on either side: what devices in the field
+/// have (mlx5 and irdma 16 or more). It bounds what a worker pulls from one client at a time.
+pub(super) const MAX_READS: u8 = 16;
+
+/// Work requests of the server's send queue: write and record of each answer, the reads of bodies,
+/// and the handshake.
+pub(super) fn server_sends(credits: u16, reads: u8) -> u32 {
+    2 * u32::from(credits) + u32::from(reads) + HANDSHAKE_SENDS
 }
 
 /// Completions that one connection of the server can cause before any is polled. The writes
 /// count as well: unsignalled ones complete silently, but a flush reports each.
-pub(super) fn server_completions(credits: u16) -> u32 {
-    receives(credits) + server_sends(credits)
+pub(super) fn server_completions(credits: u16, reads: u8) -> u32 {
+    receives(credits) + server_sends(credits, reads)
 }
 
 /// Work requests of the client's send queue: requests, and the two messages of the handshake.
@@ -40,13 +45,13 @@ pub(super) struct CqPlan {
     pub connections: usize,
 }
 
-/// Sizes the CQ of a worker for `connections` of `credits` on a device of `max_cqe`.
+/// Sizes the CQ of a worker for `connections` of `credits` and `reads` on a device of `max_cqe`.
 ///
 /// # Errors
 ///
 /// `Unsupported` where not even one connection fits.
-pub(super) fn plan(connections: usize, credits: u16, max_cqe: u32) -> Result<CqPlan> {
-    let each = server_completions(credits);
+pub(super) fn plan(connections: usize, credits: u16, reads: u8, max_cqe: u32) -> Result<CqPlan> {
+    let each = server_completions(credits, reads);
     let wanted = each as u64 * connections as u64;
     let fit = (max_cqe / each) as usize;
     if fit == 0 {
@@ -69,22 +74,24 @@ mod tests {
     #[test]
     fn terms_add_up() {
         assert_eq!(receives(64), 65);
-        assert_eq!(server_completions(64), 65 + 128 + 3);
+        assert_eq!(server_completions(64, 0), 65 + 128 + 3);
+        assert_eq!(server_completions(64, 16), 65 + 128 + 16 + 3);
         assert_eq!(client_sends(1), 4);
     }
 
     #[test]
     fn a_large_cq_takes_what_is_asked_for() {
-        let plan = plan(1024, 64, 4_194_303).unwrap();
+        let plan = plan(1024, 64, 0, 4_194_303).unwrap();
         assert_eq!(plan, CqPlan { entries: 196 * 1024, connections: 1024 });
     }
 
     #[test]
     fn a_small_one_takes_what_fits() {
         // 32,767 is soft-RoCE's max_cqe.
-        assert_eq!(plan(1024, 64, 32_767).unwrap().connections, 167);
-        assert_eq!(plan(256, 32, 32_767).unwrap().connections, 256);
-        let error = plan(1, 1024, 1000).unwrap_err();
+        assert_eq!(plan(1024, 64, 0, 32_767).unwrap().connections, 167);
+        assert_eq!(plan(1024, 64, 16, 32_767).unwrap().connections, 154);
+        assert_eq!(plan(256, 32, 0, 32_767).unwrap().connections, 256);
+        let error = plan(1, 1024, 0, 1000).unwrap_err();
         assert!(error.what().contains("needs 3076"), "{error}");
     }
 }

@@ -11,15 +11,18 @@ use super::channel::RdmaChannel;
 use super::{RdmaConfig, RdmaEndpoint, RdmaListener, device};
 use crate::fabric::handshake::Message;
 use crate::fabric::{
-    Channel, Closed, ConnectConfig, Endpoint, EndpointConfig, Event, Listener, Response,
+    Channel, Closed, ConnectConfig, Endpoint, EndpointConfig, Event, Listener, Pull, Response,
 };
 use crate::host::Root;
 use crate::memory::{Arena, ArenaSpec, Pages, SlotPool};
 use crate::skip::{skip, this_test};
-use crate::wire::{CheckMode, Completion, Reason, Request, Status, Welcome};
+use crate::wire::{CheckMode, Completion, PUT_PREFIX, Reason, Request, Status, StoreInfo, Welcome};
 
 const GRANTED: u16 = 4;
 const SLOT: usize = 4096;
+
+/// Bytes of data of each put.
+const BODY: u32 = 3000;
 
 fn arena(slots: usize) -> Arc<Arena> {
     let spec = ArenaSpec { bytes: slots * SLOT, pages: Pages::Base, node: None };
@@ -28,7 +31,8 @@ fn arena(slots: usize) -> Arc<Arena> {
 
 fn config(credits: u16) -> ConnectConfig {
     let timeout = Duration::from_secs(20);
-    ConnectConfig { credits, max_payload: SLOT as u32, token: None, timeout }
+    let worker = crate::wire::ANY_WORKER;
+    ConnectConfig { credits, max_payload: SLOT as u32, worker, token: None, timeout }
 }
 
 fn connect(to: SocketAddr, credits: u16, landing: &Arc<Arena>) -> RdmaChannel {
@@ -64,6 +68,8 @@ fn read(channel: &mut RdmaChannel, slots: &mut SlotPool, id: u64) {
 enum Manner {
     Mute,
     Answers,
+    /// Closes each connection as soon as a READ of its memory is posted.
+    ClosesWithinPull,
     /// Answers, and probes silent clients all the time.
     Probes,
 }
@@ -87,8 +93,10 @@ fn serve_until_closed(
         max_connections: 4,
         credits: GRANTED,
         max_payload: SLOT as u32,
+        pulls: 2,
         token: None.into(),
-        welcome: Welcome::new("test", CheckMode::None, 1, 1 << 20, SLOT as u32, GRANTED, 0),
+        welcome: Welcome::new("test", CheckMode::None, 1, 1 << 20, SLOT as u32, GRANTED, 0)
+            .with_store(&StoreInfo { uuid: [7; 16], object_limit: BODY, writable: true }),
         handshake_timeout: Duration::from_secs(2),
     };
     let mut slots = SlotPool::new(arena(8), SLOT, 8).unwrap();
@@ -108,13 +116,40 @@ fn serve_until_closed(
             endpoint.poll(&mut events);
             for mut event in events.drain(..) {
                 match &mut event {
+                    Event::Request(conn, request) if request.body() > 0 => {
+                        let (remote_addr, rkey) = (request.remote_addr.get(), request.rkey.get());
+                        let (id, len) = (request.id.get(), request.body() as u32);
+                        let slot = slots.acquire().unwrap();
+                        let pull = Pull { slot, start: 64, len, id, remote_addr, rkey, tag: id };
+                        endpoint.pull(*conn, pull);
+                        if manner == Manner::ClosesWithinPull {
+                            endpoint.flush();
+                            endpoint.close(*conn);
+                        }
+                    }
+                    Event::Pulled { conn, tag, slot, ok } => {
+                        let slot = slot.take().unwrap();
+                        if *ok {
+                            let len = BODY as usize + PUT_PREFIX;
+                            assert!(slot.bytes(64 + len)[64..].iter().all(|b| *b == *tag as u8));
+                            let record = Completion::new(*tag, Status::Ok, 0);
+                            let (remote_addr, rkey, tag) = (0, 0, *tag);
+                            let (slot, start, len) = (Some(slot), 0, 0);
+                            let response =
+                                Response { slot, start, len, remote_addr, rkey, record, tag };
+                            endpoint.respond(*conn, response);
+                        } else {
+                            slots.release(slot);
+                        }
+                    }
                     Event::Request(conn, request) if manner != Manner::Mute => {
                         let mut record = Completion::new(request.id.get(), Status::Ok, 0);
                         record.length = request.length;
                         let (remote_addr, rkey) = (request.remote_addr.get(), request.rkey.get());
                         let (slot, len) = (slots.acquire(), request.length.get());
                         let tag = request.id.get();
-                        let response = Response { slot, len, remote_addr, rkey, record, tag };
+                        let response =
+                            Response { slot, start: 0, len, remote_addr, rkey, record, tag };
                         endpoint.respond(*conn, response);
                     }
                     Event::Sent { slot, .. } => slots.release(slot.take().unwrap()),
@@ -129,7 +164,7 @@ fn serve_until_closed(
         while endpoint.in_flight() > 0 && Instant::now() < deadline {
             endpoint.poll(&mut events);
             for event in events.drain(..) {
-                if let Event::Sent { slot, .. } = event {
+                if let Event::Sent { slot, .. } | Event::Pulled { slot, .. } = event {
                     slots.release(slot.unwrap());
                 }
             }
@@ -213,6 +248,98 @@ fn a_wrong_key_or_address_ends_that_connection_alone() {
         assert!(matches!(failed[..], [Event::Sent { tag: 2, .. }]), "{failed:?}");
         assert_eq!(ends(&events)[0], Closed::Transport);
     }
+}
+
+/// Puts once, well: a body of bytes that tell the request's number.
+fn put(channel: &mut RdmaChannel, slots: &mut SlotPool, id: u64) {
+    let mut slot = slots.acquire().unwrap();
+    slot.bytes_mut(BODY as usize + PUT_PREFIX).fill(id as u8);
+    channel.submit(Request::put(id, [1; 24], BODY), slot).unwrap();
+    channel.flush().unwrap();
+    let mut out = Vec::with_capacity(1);
+    while channel.poll(&mut out).unwrap() == 0 {
+        std::thread::yield_now();
+    }
+    slots.release(out.pop().unwrap().slot.unwrap());
+}
+
+#[test]
+fn a_body_that_cannot_be_read_ends_that_connection_alone() {
+    // The key of the landing memory serves writes alone: a server cannot read by it.
+    for flaw in ["key", "address", "write-only key"] {
+        let Some(events) = serve_until_closed(Manner::Answers, |address| {
+            let mut slots = SlotPool::new(arena(1), SLOT, 1).unwrap();
+            let mut good = connect(address, 1, slots.arena());
+            put(&mut good, &mut slots, 1);
+            let landing = arena(1);
+            let mut bad = connect(address, GRANTED, &landing);
+            let mut request = Request::put(2, [1; 24], BODY);
+            let (base, key) = (landing.base() as u64, bad.body_key());
+            request.remote_addr = if flaw == "address" { base + (64 << 20) } else { base }.into();
+            request.rkey = match flaw {
+                "key" => (key ^ 0x00A5_5A00).into(),
+                "write-only key" => bad.key().into(),
+                _ => key.into(),
+            };
+            bad.say(&message(request)).unwrap();
+            await_failure(&mut bad);
+            (3..50).for_each(|id| put(&mut good, &mut slots, id));
+        }) else {
+            return;
+        };
+        let failed = |event: &&Event| matches!(event, Event::Pulled { ok: false, .. });
+        let failed: Vec<_> = events.iter().filter(failed).collect();
+        assert!(matches!(failed[..], [Event::Pulled { tag: 2, .. }]), "{flaw}: {failed:?}");
+        assert_eq!(ends(&events)[0], Closed::Transport);
+    }
+}
+
+#[test]
+fn a_client_that_dies_while_it_is_read_costs_no_slot() {
+    let Some(events) = serve_until_closed(Manner::Answers, |address| {
+        for n in 0..20 {
+            let landing = arena(2);
+            let mut pool = SlotPool::new(Arc::clone(&landing), SLOT, 2).unwrap();
+            let mut channel = connect(address, GRANTED, &landing);
+            for id in 0..2 {
+                let mut slot = pool.acquire().unwrap();
+                slot.bytes_mut(BODY as usize + PUT_PREFIX).fill(id as u8);
+                channel.submit(Request::put(id, [1; 24], BODY), slot).unwrap();
+            }
+            channel.flush().unwrap();
+            if n % 2 == 0 {
+                // Without a word; the server's READ is retried until it gives up, or it is told.
+                channel.vanish();
+            }
+            drop(channel);
+        }
+    }) else {
+        return;
+    };
+    assert!(!ends(&events).is_empty());
+}
+
+#[test]
+fn a_pull_that_is_under_way_comes_back_when_its_connection_is_closed() {
+    let Some(events) = serve_until_closed(Manner::ClosesWithinPull, |address| {
+        let landing = arena(4);
+        let mut pool = SlotPool::new(Arc::clone(&landing), SLOT, 4).unwrap();
+        let mut channel = connect(address, GRANTED, &landing);
+        for id in 0..4 {
+            let mut slot = pool.acquire().unwrap();
+            slot.bytes_mut(BODY as usize + PUT_PREFIX).fill(id as u8);
+            channel.submit(Request::put(id, [1; 24], BODY), slot).unwrap();
+        }
+        channel.flush().unwrap();
+        await_failure(&mut channel);
+        assert_eq!(channel.abandon().len(), 4);
+    }) else {
+        return;
+    };
+    let pulled = events.iter().filter(|event| matches!(event, Event::Pulled { .. })).count();
+    let asked = events.iter().filter(|event| matches!(event, Event::Request(..))).count();
+    assert_eq!(pulled, asked, "each pull comes back once");
+    assert_eq!(ends(&events), [Closed::ByUs]);
 }
 
 #[test]

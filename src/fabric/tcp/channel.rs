@@ -4,10 +4,9 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use zerocopy::IntoBytes;
-
+use super::configure;
 use super::inbound::{Fault, Inbound, Pending};
-use super::{configure, is_not_now};
+use super::outbound::Outbound;
 use crate::error::{Context, Error, Kind, Result};
 use crate::fabric::handshake::{ClientHandshake, Message};
 use crate::fabric::ids::IdTable;
@@ -26,11 +25,7 @@ pub struct TcpChannel {
     credits: usize,
     pending: IdTable<Pending>,
     inbound: Inbound,
-    /// Requests to be sent; the first `sent` bytes have been.
-    outbound: Vec<u8>,
-    sent: usize,
-    /// The socket was full at the last flush, so poll goes on with it.
-    full: bool,
+    outbound: Outbound,
 }
 
 impl TcpChannel {
@@ -48,8 +43,7 @@ impl TcpChannel {
             .context(reach)
             .map_err(|e| e.remedy("check that the server runs and listens on this address"))?;
         configure(&stream).context(reach)?;
-        let mut handshake =
-            ClientHandshake::new(config.token.clone(), config.credits, config.max_payload)?;
+        let mut handshake = ClientHandshake::of(config)?;
         send(&mut stream, &handshake.hello(), deadline, address)?;
         let welcome = loop {
             let message = receive(&mut stream, deadline, address)?;
@@ -69,33 +63,18 @@ impl TcpChannel {
             welcome,
             credits,
             pending: IdTable::new(credits),
-            inbound: Inbound::new(),
-            outbound: Vec::with_capacity(credits * MESSAGE_SIZE),
-            sent: 0,
-            full: false,
+            inbound: Inbound::new(credits),
+            outbound: Outbound::new(credits),
         })
     }
 
     /// Writes what the socket takes of the requests.
     fn write(&mut self) -> Result<()> {
-        while self.sent < self.outbound.len() {
-            let Some(stream) = &mut self.stream else { return Err(self.dead()) };
-            match stream.write(&self.outbound[self.sent..]) {
-                Ok(n) => self.sent += n,
-                Err(e) if is_not_now(&e) => {
-                    self.full = true;
-                    return Ok(());
-                }
-                Err(e) => {
-                    self.stream = None;
-                    return Err(e).context(|| format!("the connection to {} failed", self.peer));
-                }
-            }
-        }
-        self.outbound.clear();
-        self.sent = 0;
-        self.full = false;
-        Ok(())
+        let Some(stream) = &mut self.stream else { return Err(self.dead()) };
+        let written = self.outbound.write(stream, &mut self.pending);
+        written.context(|| format!("the connection to {} failed", self.peer)).inspect_err(|_| {
+            self.stream = None;
+        })
     }
 
     fn dead(&self) -> Error {
@@ -174,22 +153,18 @@ fn receive(stream: &mut TcpStream, deadline: Instant, peer: SocketAddr) -> Resul
 impl Channel for TcpChannel {
     /// # Panics
     ///
-    /// If the request is longer than its slot, or if its id is in flight.
+    /// If the request or its body is longer than its slot, or if its id is in flight.
     fn submit(&mut self, request: Request, slot: Slot) -> std::result::Result<(), Slot> {
         if self.stream.is_none() || self.in_flight() as usize >= self.credits {
             return Err(slot);
         }
-        let length = request.length.get();
-        assert!(length as usize <= slot.size(), "{length} bytes into a slot of {}", slot.size());
-        let fresh = self.pending.insert(request.id.get(), Pending { slot, length });
+        let (length, body) = (request.most(), request.body());
+        let most = body.max(length.into());
+        assert!(most <= slot.size() as u64, "{most} bytes in a slot of {}", slot.size());
+        let pending = Pending { slot, length, unsent: body > 0 };
+        let fresh = self.pending.insert(request.id.get(), pending);
         assert!(fresh, "request {} is in flight already", request.id);
-        if self.outbound.len() == self.outbound.capacity() {
-            // A part of it may have been sent; the rest has room, since the credits bound it.
-            self.outbound.copy_within(self.sent.., 0);
-            self.outbound.truncate(self.outbound.len() - self.sent);
-            self.sent = 0;
-        }
-        self.outbound.extend_from_slice(request.as_bytes());
+        self.outbound.push(&request);
         Ok(())
     }
 
@@ -198,7 +173,8 @@ impl Channel for TcpChannel {
     }
 
     fn poll(&mut self, out: &mut Vec<Arrival>) -> Result<usize> {
-        if self.full {
+        // The socket was full at the last flush.
+        if self.outbound.full {
             self.write()?;
         }
         let before = out.len();
@@ -217,7 +193,6 @@ impl Channel for TcpChannel {
         // system call; but what the server still sends has nowhere to go.
         self.stream = None;
         self.outbound.clear();
-        self.sent = 0;
         let landing = self.inbound.abandon().map(|(id, slot)| (id, Some(slot)));
         let pending = self.pending.drain().map(|(id, pending)| (id, Some(pending.slot)));
         landing.into_iter().chain(pending).collect()

@@ -7,10 +7,11 @@ use std::time::Instant;
 
 use zerocopy::IntoBytes;
 
+use super::body::Body;
 use super::{first_message, is_not_now};
 use crate::fabric::handshake::{Message, ServerHandshake};
 use crate::fabric::ids::IdTable;
-use crate::fabric::{Closed, Response};
+use crate::fabric::{Closed, Pull, Response};
 use crate::limits::MESSAGE_SIZE;
 use crate::wire::{Reason, Reject, Request};
 
@@ -48,6 +49,8 @@ pub(super) struct Connection {
     /// Bytes that were sent of the first answer that is not done.
     written: usize,
     ids: IdTable<()>,
+    /// The body that comes next on the stream.
+    pub(super) body: Body,
     /// Since when the first answer waits for the peer; set while the socket is full.
     pub(super) stalled_since: Option<Instant>,
     /// The socket may have bytes, as far as epoll has said.
@@ -92,6 +95,7 @@ impl Connection {
             done: 0,
             written: 0,
             ids: IdTable::new(credits),
+            body: Body::None,
             stalled_since: None,
             maybe_readable: false,
             ending: false,
@@ -102,6 +106,8 @@ impl Connection {
     /// Starts it anew on a socket.
     pub(super) fn start(&mut self, stream: TcpStream, handshake: ServerHandshake, until: Instant) {
         debug_assert!(self.queue.is_empty(), "reported before it was given back");
+        debug_assert!(!self.body.is_landing(), "reported before it was given back");
+        self.body = Body::None;
         self.stream = Some(stream);
         self.phase = Phase::Handshake(handshake, until);
         self.credits = 0;
@@ -163,10 +169,60 @@ impl Connection {
         }
     }
 
+    /// Goes on with a body, by one read from the socket at most; gives the pull back once the
+    /// body is whole.
+    pub(super) fn receive_body(&mut self) -> Result<Option<Pull>, Closed> {
+        let buffered = &self.received[self.start..self.end];
+        self.start += self.body.take(buffered);
+        if self.body.is_under_way() && self.maybe_readable {
+            (self.start, self.end) = (0, 0);
+            let Some(stream) = self.stream.as_ref() else { return Err(Closed::ByUs) };
+            match self.body.read(stream, &mut self.received) {
+                Ok(read) => {
+                    self.end = read.beyond;
+                    self.maybe_readable = read.filled || self.ending;
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                    self.maybe_readable = false;
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
+                    return Err(Closed::ByPeer);
+                }
+                Err(e) if is_not_now(&e) => {}
+                Err(_) => return Err(Closed::Transport),
+            }
+        }
+        Ok(self.body.finish())
+    }
+
+    /// True if what is buffered, or may be in the socket, can be worked on now.
+    pub(super) fn may_go_on(&self) -> bool {
+        match self.body {
+            Body::Due { .. } => false,
+            Body::None => self.has_message() || self.maybe_readable,
+            Body::Landing { .. } | Body::Discarding { .. } => {
+                self.end > self.start || self.maybe_readable
+            }
+        }
+    }
+
+    /// The pull that its end has cut off.
+    pub(super) fn take_cut_off(&mut self) -> Option<Pull> {
+        if self.is_dead() { self.body.abandon() } else { None }
+    }
+
+    /// Since when the peer has been waited for: to take an answer, or to go on with a body.
+    pub(super) fn stalled(&self) -> Option<Instant> {
+        self.stalled_since.into_iter().chain(self.body.stalled_since()).min()
+    }
+
     /// Judges a message as a request and notes its id.
     pub(super) fn admit(&mut self, message: &Message) -> Result<Request, Closed> {
         let request = Request::parse(message).map_err(Closed::Protocol)?;
         self.ids.admit(request.id.get(), self.credits).map_err(Closed::Protocol)?;
+        if request.body() > 0 {
+            self.body = Body::Due { id: request.id.get(), len: request.body() };
+        }
         Ok(request)
     }
 
@@ -174,9 +230,11 @@ impl Connection {
     ///
     /// # Panics
     ///
-    /// If it answers no request in flight, or if its parts disagree.
+    /// If it answers no request in flight, or one whose body is on its way, or if its parts
+    /// disagree.
     pub(super) fn queue(&mut self, response: Response) {
         response.check(&self.ids, self.queue.len());
+        self.body.on_answer(response.record.id.get());
         self.queue.push_back(response);
     }
 
@@ -221,7 +279,8 @@ impl Connection {
                 add(&response.record.as_bytes()[skip..]);
             }
             if let (Some(slot), 1..) = (&response.slot, response.len) {
-                add(&slot.bytes(response.len as usize)[skip.saturating_sub(MESSAGE_SIZE)..]);
+                let (from, len) = (response.start as usize, response.len as usize);
+                add(&slot.bytes(from + len)[from + skip.saturating_sub(MESSAGE_SIZE)..]);
             }
             skip = 0;
         }

@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 
+use super::body::Body;
 use super::connection::{Connection, Phase, Sent};
 use super::listener::Mailbox;
 use crate::error::{Context, Error, Result};
 use crate::fabric::handshake::{Message, Step};
-use crate::fabric::{Closed, ConnId, Endpoint, Event, Response};
+use crate::fabric::{Closed, ConnId, Endpoint, Event, Pull, Response};
 use crate::limits::{MAX_CONNECTIONS, MAX_CREDITS, MAX_SLOTS};
-use crate::memory::{Arena, Slot};
+use crate::memory::Arena;
 use crate::wire::Reason;
 
 /// Turns between two looks at the clock, which costs about as much as 1/10 of an idle turn.
@@ -46,8 +47,8 @@ pub struct TcpEndpoint {
     unsent: VecDeque<u32>,
     /// Connections with something to be reported: answers that are done, or their own end.
     finished: VecDeque<u32>,
-    /// Answers to connections that were gone.
-    orphans: VecDeque<(ConnId, u64, Option<Slot>)>,
+    /// Ends of answers and pulls whose connections were gone.
+    orphans: VecDeque<Event>,
     in_flight: u32,
     open: u32,
     turn: u32,
@@ -153,18 +154,23 @@ impl TcpEndpoint {
 
     /// Reports what is over; false if `out` is full before all is reported.
     fn report(&mut self, out: &mut Vec<Event>) -> bool {
-        while let Some((conn, tag, slot)) = self.orphans.pop_front() {
+        while !self.orphans.is_empty() {
             if out.len() == out.capacity() {
-                self.orphans.push_front((conn, tag, slot));
                 return false;
             }
             self.in_flight -= 1;
-            out.push(Event::Sent { conn, tag, slot, delivered: false });
+            out.extend(self.orphans.pop_front());
         }
         while let Some(&index) = self.finished.front() {
             let conn = self.id(index);
             let connection = self.places[index as usize].connection.as_deref_mut();
             let connection = connection.expect("listed connections are in their place");
+            if out.len() < out.capacity()
+                && let Some(Pull { tag, slot, .. }) = connection.take_cut_off()
+            {
+                self.in_flight -= 1;
+                out.push(Event::Pulled { conn, tag, slot: Some(slot), ok: false });
+            }
             while connection.has_done() && out.len() < out.capacity() {
                 let Some((response, delivered)) = connection.take_done() else { break };
                 self.in_flight -= 1;
@@ -238,6 +244,13 @@ impl TcpEndpoint {
         }
     }
 
+    fn list_readable(&mut self, index: u32) {
+        let Some(connection) = self.connection(index) else { return };
+        if !std::mem::replace(&mut connection.listed.readable, true) {
+            self.readable.push_back(index);
+        }
+    }
+
     /// One read on each connection that may have something, and all messages that it gave.
     fn receive(&mut self, out: &mut Vec<Event>) {
         for _ in 0..self.readable.len() {
@@ -276,10 +289,15 @@ impl TcpEndpoint {
         if connection.has_done() {
             return Ok(true);
         }
-        if !connection.has_message() && connection.maybe_readable {
+        if connection.body.is_under_way() {
+            if let Some(Pull { tag, slot, .. }) = connection.receive_body()? {
+                self.in_flight -= 1;
+                out.push(Event::Pulled { conn, tag, slot: Some(slot), ok: true });
+            }
+        } else if !connection.has_message() && connection.maybe_readable {
             connection.fill()?;
         }
-        while out.len() < out.capacity() {
+        while matches!(connection.body, Body::None) && out.len() < out.capacity() {
             let Some(message) = connection.next_message() else { break };
             if matches!(connection.phase, Phase::Open) {
                 out.push(Event::Request(conn, connection.admit(&message)?));
@@ -288,7 +306,7 @@ impl TcpEndpoint {
                 out.push(Event::Opened(conn));
             }
         }
-        Ok(connection.has_message() || connection.maybe_readable)
+        Ok(connection.may_go_on())
     }
 
     /// Ends connections that have been waited for long enough.
@@ -304,7 +322,7 @@ impl TcpEndpoint {
             if matches!(connection.phase, Phase::Handshake(_, until) if until <= now) {
                 connection.reject(Reason::Timeout);
                 self.kill(index, Closed::HandshakeTimeout);
-            } else if connection.stalled_since.is_some_and(|since| now >= since + stall) {
+            } else if connection.stalled().is_some_and(|since| now >= since + stall) {
                 self.kill(index, Closed::Transport);
             }
         }
@@ -349,14 +367,32 @@ impl Endpoint for TcpEndpoint {
     fn respond(&mut self, conn: ConnId, response: Response) {
         self.in_flight += 1;
         let Some(connection) = self.current(conn) else {
-            self.orphans.push_back((conn, response.tag, response.slot));
+            let Response { tag, slot, .. } = response;
+            self.orphans.push_back(Event::Sent { conn, tag, slot, delivered: false });
             return;
         };
+        let was_due = connection.body.is_due();
         connection.queue(response);
+        let goes_on = was_due && !connection.body.is_due();
         // A full socket says when it can be written to again.
         if connection.stalled_since.is_none() {
             self.list_unsent(conn.index);
         }
+        if goes_on {
+            self.list_readable(conn.index);
+        }
+    }
+
+    fn pull(&mut self, conn: ConnId, pull: Pull) {
+        pull.check();
+        self.in_flight += 1;
+        let Some(connection) = self.current(conn) else {
+            let Pull { tag, slot, .. } = pull;
+            self.orphans.push_back(Event::Pulled { conn, tag, slot: Some(slot), ok: false });
+            return;
+        };
+        connection.body.land(pull);
+        self.list_readable(conn.index);
     }
 
     fn flush(&mut self) {
@@ -372,7 +408,7 @@ impl Endpoint for TcpEndpoint {
     fn shed(&mut self, patience: Duration) {
         let stalled = (0u32..)
             .zip(&self.places)
-            .filter_map(|(index, place)| Some((place.connection.as_ref()?.stalled_since?, index)));
+            .filter_map(|(index, place)| Some((place.connection.as_ref()?.stalled()?, index)));
         if let Some((since, index)) = stalled.min()
             && since.elapsed() >= patience
         {

@@ -22,7 +22,10 @@ const DIRECT: usize = 32 << 10;
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) slot: Slot,
+    /// Most bytes of payload.
     pub(super) length: u32,
+    /// A part of its body is still to be sent from the slot.
+    pub(super) unsent: bool,
 }
 
 /// Why nothing more can be received.
@@ -75,11 +78,15 @@ pub(super) struct Inbound {
     start: usize,
     end: usize,
     landing: Option<Landing>,
+    /// Answers to requests whose bodies are still being sent: handed out once that is over, since
+    /// the slot is needed until then, and the server reads the whole body in any case.
+    early: Vec<Completion>,
 }
 
 impl Inbound {
-    pub(super) fn new() -> Self {
-        Self { staging: Box::default(), start: 0, end: 0, landing: None }
+    pub(super) fn new(credits: usize) -> Self {
+        let (staging, early) = (Box::default(), Vec::with_capacity(credits));
+        Self { staging, start: 0, end: 0, landing: None, early }
     }
 
     /// Takes a staging buffer, unless it has one.
@@ -163,20 +170,37 @@ impl Inbound {
         self.hand_out(table, out)
     }
 
+    /// Appends the answers whose requests' bodies have been sent by now.
+    fn hand_out_early(&mut self, table: &mut IdTable<Pending>, out: &mut Vec<Arrival>) {
+        self.early.retain(|record| {
+            let id = record.id.get();
+            if out.len() == out.capacity() || table.get(id).is_none_or(|pending| pending.unsent) {
+                return true;
+            }
+            let slot = table.remove(id).map(|pending| pending.slot);
+            out.push(Arrival { slot, record: *record });
+            false
+        });
+    }
+
     /// Appends what is whole.
     fn hand_out(
         &mut self,
         table: &mut IdTable<Pending>,
         out: &mut Vec<Arrival>,
     ) -> Result<(), Fault> {
+        if !self.early.is_empty() {
+            self.hand_out_early(table, out);
+        }
         while out.len() < out.capacity() {
             let mut landing = match self.landing.take() {
                 Some(landing) => landing,
                 None => {
                     let staged = &self.staging[self.start..self.end];
                     let Some(message) = first_message(staged) else { return Ok(()) };
-                    let landing = begin(message, table)?;
+                    let begun = begin(message, table, &mut self.early)?;
                     self.start += MESSAGE_SIZE;
+                    let Some(landing) = begun else { continue };
                     landing
                 }
             };
@@ -197,16 +221,28 @@ impl Inbound {
     }
 }
 
-/// Judges a record, and takes its request out of the table only if all is well.
-fn begin(message: &[u8], table: &mut IdTable<Pending>) -> Result<Landing, Fault> {
+/// Judges a record, and takes its request out of the table only if all is well. `None` if it came
+/// before the request's body was sent.
+fn begin(
+    message: &[u8],
+    table: &mut IdTable<Pending>,
+    early: &mut Vec<Completion>,
+) -> Result<Option<Landing>, Fault> {
     let record = Completion::parse(message).map_err(Fault::Malformed)?;
     let (id, announced) = (record.id.get(), record.length.get());
-    let asked = table.get(id).ok_or(Fault::Unknown(id))?.length;
+    let Pending { length: asked, unsent, .. } = *table.get(id).ok_or(Fault::Unknown(id))?;
     if announced > asked {
         return Err(Fault::TooLong { id, announced, asked });
     }
+    if early.iter().any(|other| other.id.get() == id) {
+        return Err(Fault::Unknown(id));
+    }
+    if unsent {
+        early.push(record);
+        return Ok(None);
+    }
     let slot = table.remove(id).ok_or(Fault::Unknown(id))?.slot;
-    Ok(Landing { slot, record, got: 0 })
+    Ok(Some(Landing { slot, record, got: 0 }))
 }
 
 #[cfg(test)]
@@ -268,14 +304,14 @@ mod tests {
             // Answered from last to first, each with bytes that tell its id.
             for (id, &length) in lengths.iter().enumerate().rev() {
                 let slot = pool.acquire().unwrap();
-                table.insert(id as u64, Pending { slot, length });
+                table.insert(id as u64, Pending { slot, length, unsent: false });
                 let mut record = Completion::new(id as u64, Status::Ok, 0);
                 record.length = length.into();
                 stream.extend(record.as_bytes());
                 stream.extend((0..length).map(|at| (at as usize * 7 + id) as u8));
             }
             let mut socket = Pieces { bytes: &stream, sizes: sizes.iter().cycle() };
-            let mut inbound = Inbound::new();
+            let mut inbound = Inbound::new(lengths.len());
             let mut out = Vec::with_capacity(room);
             let mut next = lengths.len();
             loop {

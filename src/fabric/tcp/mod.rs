@@ -9,18 +9,21 @@
 //!     Endpoint of the worker  <---------- one socket ---------------->  Channel
 //! ```
 //!
-//! A record of 64 bytes is followed by its payload of `record.length` bytes, nothing between
-//! them. The kernel copies at the system call, so a slot in the queue of a connection is at rest
-//! whenever this code holds it: there is no unsafe code here, and nothing is ever leaked.
+//! A record of 64 bytes is followed by its payload of `record.length` bytes, and a request by its
+//! body, nothing between them. The kernel copies at the system call, so a slot in the queue of a
+//! connection is at rest whenever this code holds it: there is no unsafe code here, and nothing is
+//! ever leaked.
 //!
 //! Nothing is allocated while connections merely serve. Accepting allocates, on the listener's
 //! thread; a connection's buffers go back there when it ends, for the next one.
 
+mod body;
 mod channel;
 mod connection;
 mod endpoint;
 mod inbound;
 mod listener;
+mod outbound;
 
 use std::io;
 use std::net::TcpStream;

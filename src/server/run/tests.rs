@@ -18,6 +18,7 @@ fn shard(name: &str, core: usize, drives: &[u64], token: &Token) -> Result<Shard
         cores: vec![core],
         depth: 2,
         slot_size: 64 << 10,
+        objects: None,
         pages: Pages::Base,
         node: None,
         check: CheckMode::Crc,

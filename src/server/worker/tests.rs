@@ -34,6 +34,11 @@ impl Endpoint for Loopback {
         self.events.push_back(Event::Sent { conn, tag, slot, delivered: true });
     }
 
+    fn pull(&mut self, conn: ConnId, pull: crate::fabric::Pull) {
+        let crate::fabric::Pull { slot, tag, .. } = pull;
+        self.events.push_back(Event::Pulled { conn, tag, slot: Some(slot), ok: true });
+    }
+
     fn flush(&mut self) {}
 
     fn close(&mut self, conn: ConnId) {
