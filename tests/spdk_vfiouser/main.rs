@@ -5,6 +5,7 @@ mod format;
 mod hang;
 mod parts;
 mod serve;
+mod steady;
 #[path = "../storage_contract/suite.rs"]
 mod suite;
 #[path = "../support/mod.rs"]

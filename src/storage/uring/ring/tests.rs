@@ -63,7 +63,7 @@ fn a_seccomp_filter_is_named_as_the_cause() {
 }
 
 #[test]
-#[ignore = "sets kernel.io_uring_disabled of the machine to 1 for a moment; needs root"]
+#[ignore = "sets kernel.io_uring_disabled of the machine; tests/guest/faults.sh runs it"]
 fn the_sysctl_is_named_as_the_cause() {
     struct Restore(String);
     impl Drop for Restore {
