@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{bench, device, get, local, put, serve};
+use crate::commands::{bench, device, get, local, predict, put, serve};
 use crate::error::{Error, Kind};
 
 /// Serves NVMe reads to remote clients over RDMA or TCP, through io_uring or SPDK.
@@ -31,6 +31,8 @@ enum Command {
     Put(put::PutArgs),
     /// Delete one object
     Delete(put::DeleteArgs),
+    /// Predict the throughput of a set of servers, and what limits it
+    Predict(predict::PredictArgs),
     /// List NVMe drives, and move them between the kernel's driver and vfio-pci
     Device(device::DeviceArgs),
 }
@@ -51,6 +53,7 @@ pub fn main() -> ExitCode {
         Command::Get(args) => get::run(&args),
         Command::Put(args) => put::put(&args),
         Command::Delete(args) => put::delete(&args),
+        Command::Predict(args) => predict::run(&args),
         Command::Device(args) => device::run(&args),
     };
     match outcome {

@@ -48,8 +48,8 @@ fn two_drives_two_connections_two_threads_memory() {
     let args = ["--connections", "4", "--threads", "2", "--depth", "4", "--io-size", "64KiB"];
     let (code, json, log) = bench(&server.address, &quick(&[&args[..], &["--verify"]].concat()));
     assert_eq!(code, 0, "{log}");
-    assert_eq!(json["config"]["drives"].as_array().unwrap().len(), 2);
-    assert_eq!(json["config"]["server_backend"], "mem");
+    assert_eq!(json["servers"][0]["drives"].as_array().unwrap().len(), 2);
+    assert_eq!(json["servers"][0]["backend"], "mem");
 }
 
 #[test]

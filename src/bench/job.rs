@@ -4,21 +4,18 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::pattern::Pattern;
-use super::target::{Finished, Op, Target};
+use super::target::{Failed, Finished, Op, Outages, Taken, Target};
 use crate::error::{Error, Kind, Result};
 use crate::host::affinity::process_cpu_ns;
 use crate::stats::{Clock, Latency};
-use crate::wire::Status;
 
 /// How much load one thread makes, and when. Times in nanoseconds by the run's clock.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
     /// Reads in flight per lane.
     pub depth: u32,
-    /// Nanoseconds between two intended starts of this thread's reads; `None`: a closed loop.
+    /// Nanoseconds between two intended starts of a stream's reads; `None`: a closed loop.
     pub interval: Option<f64>,
-    /// The first intended start after the beginning, so that threads do not all start at once.
-    pub phase: u64,
     /// Start of the first round.
     pub measure_from: u64,
     /// Length of a round.
@@ -52,10 +49,8 @@ pub struct RoundStats {
     pub total_ns: u64,
     /// Longest delay of a submission behind its schedule.
     pub max_slip_ns: u64,
-    /// Reads that failed, by status and detail.
-    pub errors: BTreeMap<(u16, u32), u64>,
-    /// Reads whose contents were wrong.
-    pub corrupt: u64,
+    /// Reads that failed, by cause.
+    pub errors: BTreeMap<Failed, u64>,
     /// Reads that were in flight when the last round ended, and the longest of them.
     pub late: u64,
     /// See [`RoundStats::late`].
@@ -86,7 +81,6 @@ impl RoundStats {
         for (key, count) in &other.errors {
             *self.errors.entry(*key).or_default() += count;
         }
-        self.corrupt += other.corrupt;
         self.late += other.late;
         self.late_max_ns = self.late_max_ns.max(other.late_max_ns);
         self.unstarted += other.unstarted;
@@ -98,17 +92,19 @@ impl RoundStats {
 
     /// Reads that failed or were wrong.
     pub fn failures(&self) -> u64 {
-        self.errors.values().sum::<u64>() + self.corrupt
+        self.errors.values().sum::<u64>()
     }
 
     /// Counts what must never go unseen, whenever it happens. True if the read ended well.
     fn count_failure(&mut self, finished: &Finished) -> bool {
-        let well = finished.status == Status::Ok;
-        if !well {
-            *self.errors.entry((finished.status as u16, finished.detail)).or_default() += 1;
+        if let Some(why) = finished.failed {
+            *self.errors.entry(why).or_default() += 1;
         }
-        self.corrupt += u64::from(well && finished.corrupt);
-        well
+        finished.failed.is_none()
+    }
+
+    fn count_away(&mut self, count: u64) {
+        *self.errors.entry(Failed::Away).or_default() += count;
     }
 
     /// Counts a read that ended after the last round.
@@ -146,10 +142,44 @@ struct Start {
 /// Empty turns between two readings of the clock: the data is looked for far more often.
 const IDLE_TURNS: u32 = 32;
 
+/// The load on one group of lanes: drives, schedule and depth of its own, so that a group which is
+/// slow or away holds nobody up.
+struct Stream {
+    group: usize,
+    pattern: Pattern,
+    /// First in, first out: the lanes come in turn, also where few reads are in flight.
+    idle: VecDeque<u32>,
+    /// Tokens in all, idle or not.
+    tokens: usize,
+    /// The first intended start.
+    first: u64,
+    started: u64,
+    /// Everything of this group in all rounds, and the failures outside of them.
+    total: RoundStats,
+}
+
+/// What was done about reads that were due.
+struct Begun {
+    /// Reads that are in flight for it.
+    queued: usize,
+    /// Reads that were due while the group was away.
+    away: u64,
+}
+
+/// What one thread saw.
+pub struct Seen {
+    /// Its rounds; the last one is for what happened outside of them.
+    pub rounds: Vec<RoundStats>,
+    /// The same by group, all rounds together.
+    pub groups: Vec<(usize, RoundStats, Outages)>,
+}
+
 /// One thread's load on one target.
 pub(super) struct Job<'a, T> {
     pub target: T,
-    pub pattern: Pattern,
+    /// The patterns of the groups that the target has lanes of, and when each begins after the
+    /// start, so that not all begin at once.
+    pub patterns: BTreeMap<usize, (Pattern, u64)>,
     pub load: Load,
     pub clock: Clock,
     /// Whether this is the thread that reads the CPU time.
@@ -162,7 +192,7 @@ pub(super) struct Job<'a, T> {
 
 impl<T: Target> Job<'_, T> {
     /// Runs warm-up and rounds, then lets what is in flight finish.
-    pub fn run(mut self) -> Result<Vec<RoundStats>> {
+    pub fn run(mut self) -> Result<Seen> {
         let depth = self.load.depth as usize;
         let total = self.target.lanes() * depth;
         // The last one is for what happens outside of the rounds.
@@ -171,22 +201,22 @@ impl<T: Target> Job<'_, T> {
         rounds[..outside].iter_mut().for_each(|round| round.span_ns = self.load.round);
         let mut starts = vec![Start::default(); total];
         let mut finished = Vec::with_capacity(total);
-        // First in, first out: the lanes come in turn, also where few reads are in flight.
-        let mut idle: VecDeque<u32> = (0..total as u32)
-            .map(|n| {
-                let (turn, lane) =
-                    (n as usize / self.target.lanes(), n as usize % self.target.lanes());
-                (lane * depth + turn) as u32
-            })
-            .collect();
-
         let end = self.load.measure_from + self.load.round * self.load.rounds as u64;
         let mut now = self.clock.now();
-        let first = now + self.load.phase;
-        let mut started = 0u64;
+        let mut streams = self.streams(now);
+        let stream_of: Vec<usize> = (0..self.target.lanes())
+            .map(|lane| {
+                let group = self.target.group(lane);
+                streams.iter().position(|s| s.group == group).expect("each group has its stream")
+            })
+            .collect();
+        // With one group the rounds say it all, and each read is counted once.
+        let alone = streams.len() == 1;
+        let mut in_flight = 0usize;
         let mut due = true;
         let mut current = None;
-        let cpu_now = || if self.counts_cpu { process_cpu_ns() } else { Ok((0, 0)) };
+        let counts_cpu = self.counts_cpu;
+        let cpu_now = || if counts_cpu { process_cpu_ns() } else { Ok((0, 0)) };
         let mut cpu = cpu_now()?;
         let mut done = 0u64;
         let mut empty_turns = 0u32;
@@ -204,43 +234,47 @@ impl<T: Target> Job<'_, T> {
             }
             let running = now < end && !self.stop.load(Ordering::Relaxed);
             if !running && std::mem::replace(&mut due, false) {
-                // What the schedule wanted and the depth did not let it have.
+                // What the schedules wanted and the depth did not let them have.
                 if let Some(interval) = self.load.interval {
-                    let wanted = (end.saturating_sub(first) as f64 / interval).ceil() as u64;
-                    rounds[outside].unstarted = wanted.saturating_sub(started);
+                    for stream in &mut streams {
+                        let time = end.saturating_sub(stream.first) as f64;
+                        let wanted = (time / interval).ceil() as u64;
+                        let unstarted = wanted.saturating_sub(stream.started);
+                        rounds[outside].unstarted += unstarted;
+                        stream.total.unstarted += if alone { 0 } else { unstarted };
+                    }
                 }
             }
-            if !running && idle.len() == total {
-                return Ok(rounds);
+            if !running && in_flight == 0 {
+                if alone {
+                    rounds.iter().for_each(|round| streams[0].total.merge(round));
+                }
+                let groups = streams.into_iter().map(|stream| {
+                    let outages = self.target.outages(stream.group, now);
+                    (stream.group, stream.total, outages)
+                });
+                return Ok(Seen { groups: groups.collect(), rounds });
             }
             if !running && now > end + self.load.drain {
                 return Err(Error::new(
                     Kind::Network,
-                    format!("{} reads were not answered after the run", total - idle.len()),
+                    format!("{in_flight} reads were not answered after the run"),
                 ));
             }
             if running {
-                while let Some(token) = idle.front().copied() {
-                    let intended = match self.load.interval {
-                        None => now,
-                        Some(interval) => first + (started as f64 * interval) as u64,
-                    };
-                    if intended > now {
-                        break;
+                let place = round.unwrap_or(outside);
+                for stream in &mut streams {
+                    let begun = self.start(stream, now, &mut starts)?;
+                    in_flight += begun.queued;
+                    if begun.queued > 0 {
+                        self.end_idling(&mut idle_since, now, &mut rounds);
                     }
-                    self.end_idling(&mut idle_since, now, &mut rounds);
-                    let (drive, offset) = self.pattern.advance();
-                    let len = self.pattern.io_size();
-                    let op = Op { token, drive, offset, len, at: now };
-                    if !self.target.submit(token as usize / depth, op)? {
-                        return Err(Error::usage(format!(
-                            "depth {depth} is more than the server grants a connection"
-                        ))
-                        .remedy("lower --depth, or raise the server's --credits"));
+                    if begun.away > 0 {
+                        rounds[place].count_away(begun.away);
+                        if !alone {
+                            stream.total.count_away(begun.away);
+                        }
                     }
-                    started += 1;
-                    idle.pop_front();
-                    starts[token as usize] = Start { intended, actual: now };
                 }
             }
             self.target.flush()?;
@@ -261,21 +295,98 @@ impl<T: Target> Job<'_, T> {
                     }
                 }
             }
+            in_flight -= finished.len();
             for one in finished.drain(..) {
                 let start = starts[one.token as usize];
+                let stream = &mut streams[stream_of[one.token as usize / depth]];
                 if let Some(round) = self.round_at(one.at) {
-                    rounds[round].count(&one, start, self.load.interval.is_some());
+                    let open_loop = self.load.interval.is_some();
+                    rounds[round].count(&one, start, open_loop);
+                    if !alone {
+                        stream.total.count(&one, start, open_loop);
+                    }
                 } else {
-                    rounds[outside].count_failure(&one);
-                    if one.at >= end {
-                        rounds[outside].count_late(&one, start);
+                    let both = [&mut rounds[outside], &mut stream.total];
+                    for stats in both.into_iter().take(2 - usize::from(alone)) {
+                        stats.count_failure(&one);
+                        if one.at >= end {
+                            stats.count_late(&one, start);
+                        }
                     }
                 }
-                idle.push_back(one.token);
+                stream.idle.push_back(one.token);
                 done += 1;
             }
             self.progress.store(done, Ordering::Relaxed);
         }
+    }
+
+    /// A stream for each group, with the tokens of its lanes: a first one of each, then a second.
+    fn streams(&mut self, now: u64) -> Vec<Stream> {
+        let depth = self.load.depth as usize;
+        let patterns = std::mem::take(&mut self.patterns);
+        let stream = |(group, (pattern, phase)): (usize, (Pattern, u64))| {
+            let lanes: Vec<usize> =
+                (0..self.target.lanes()).filter(|lane| self.target.group(*lane) == group).collect();
+            let tokens = lanes.len() * depth;
+            let token = |turn| lanes.iter().map(move |lane| (lane * depth + turn) as u32);
+            Stream {
+                group,
+                pattern,
+                idle: (0..depth).flat_map(token).collect(),
+                tokens,
+                first: now + phase,
+                started: 0,
+                total: RoundStats::default(),
+            }
+        };
+        patterns.into_iter().map(stream).collect()
+    }
+
+    /// Starts what is due of a stream.
+    fn start(&mut self, stream: &mut Stream, now: u64, starts: &mut [Start]) -> Result<Begun> {
+        let depth = self.load.depth as usize;
+        let (mut queued, mut away) = (0, 0);
+        // Each idle token has one try: those of lanes without a connection stay.
+        let mut tries = stream.idle.len();
+        while tries > 0 {
+            let intended = match self.load.interval {
+                None => now,
+                Some(interval) => stream.first + (stream.started as f64 * interval) as u64,
+            };
+            if intended > now {
+                break;
+            }
+            let token = stream.idle.pop_front().expect("there are as many as tries");
+            let (drive, offset) = stream.pattern.advance();
+            let len = stream.pattern.io_size();
+            let op = Op { token, drive, offset, len, at: now };
+            match self.target.submit(token as usize / depth, op)? {
+                Taken::Queued => {
+                    queued += 1;
+                    stream.started += 1;
+                    starts[token as usize] = Start { intended, actual: now };
+                }
+                Taken::Away => stream.idle.push_back(token),
+                Taken::Busy => {
+                    return Err(Error::usage(format!(
+                        "depth {depth} is more than the server grants a connection"
+                    ))
+                    .remedy("lower --depth, or raise the server's --credits"));
+                }
+            }
+            tries -= 1;
+        }
+        // With everything idle and nothing taken the whole group is away. A schedule goes on all
+        // the same: what is due fails, else it would all be sent at once when the server is back.
+        let is_away = queued == 0 && tries == 0 && stream.idle.len() == stream.tokens;
+        if let Some(interval) = self.load.interval.filter(|_| is_away) {
+            while stream.first + (stream.started as f64 * interval) as u64 <= now {
+                stream.started += 1;
+                away += 1;
+            }
+        }
+        Ok(Begun { queued, away })
     }
 
     /// Counts the time without work that ends at `now` to the round in which it began.

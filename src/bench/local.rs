@@ -7,7 +7,7 @@ use crate::stats::Clock;
 use crate::storage::{Command, Completion, Operation, Queue, Submit};
 use crate::wire::{CheckMode, Status};
 
-use super::target::{Finished, Op, Polled, Target};
+use super::target::{Failed, Finished, Op, Polled, Taken, Target};
 
 /// A storage queue of the calling thread.
 pub struct LocalTarget<Q> {
@@ -36,8 +36,8 @@ impl<Q: Queue> Target for LocalTarget<Q> {
         1
     }
 
-    fn submit(&mut self, _lane: usize, op: Op) -> Result<bool> {
-        let Some(slot) = self.slots.acquire() else { return Ok(false) };
+    fn submit(&mut self, _lane: usize, op: Op) -> Result<Taken> {
+        let Some(slot) = self.slots.acquire() else { return Ok(Taken::Busy) };
         self.starts[op.token as usize] = op.at;
         let command = Command {
             slot,
@@ -48,10 +48,10 @@ impl<Q: Queue> Target for LocalTarget<Q> {
             tag: u64::from(op.len) << 32 | u64::from(op.token),
         };
         match self.queue.submit(command) {
-            Submit::Queued => Ok(true),
+            Submit::Queued => Ok(Taken::Queued),
             Submit::Busy(command) => {
                 self.slots.release(command.slot);
-                Ok(false)
+                Ok(Taken::Busy)
             }
         }
     }
@@ -81,10 +81,8 @@ impl<Q: Queue> Target for LocalTarget<Q> {
             out.push(Finished {
                 token,
                 at: now,
-                status,
-                detail,
+                failed: (status != Status::Ok).then_some(Failed::Status(status as u16, detail)),
                 bytes: if status == Status::Ok { len } else { 0 },
-                corrupt: false,
                 commands: completion.commands.into(),
                 queued_ns: 0,
                 drive_ns: reaped - self.starts[token as usize],

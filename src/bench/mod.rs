@@ -5,7 +5,7 @@
 //!    |
 //!   job       the loop of one thread: closed by depth, or open by rate
 //!    |  Op                     ^ Finished
-//!   Target    remote: connections of a Client      local: a storage Queue
+//!   Target    remote: lanes of a Cluster           local: a storage Queue
 //! ```
 
 mod counters;
@@ -21,9 +21,9 @@ mod target;
 pub use counters::{Counters, CpuReading, LinkReading, Observe};
 pub use job::{Load, RoundStats};
 pub use local::LocalTarget;
-pub use objects::ObjectLoad;
+pub use objects::{ObjectLoad, Shares};
 pub use pattern::{Order, Pattern, PatternOptions};
 pub use remote::RemoteTarget;
-pub use report::{Report, Round, Stages, Summary, Tool};
-pub use run::{Outcome, RunOptions, run};
-pub use target::{Finished, Op, Polled, Target};
+pub use report::{Group, Report, Round, ServerResult, Stages, Summary, Tool};
+pub use run::{Outcome, RunOptions, Sizes, run};
+pub use target::{Failed, Finished, Op, Outages, Polled, Taken, Target};

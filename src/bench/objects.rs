@@ -1,9 +1,11 @@
 //! Gets of objects that `millrace store fill` has put: their keys and contents follow from a prefix
 //! and a seed, so nobody has to list them.
 
-use crate::client::{Client, Done, Get, Submitted};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::client::{Cluster, Done, Get, Placement, Sent};
 use crate::error::{Error, Kind, Result};
-use crate::fabric::Channel;
 use crate::object::{KeyName, content};
 
 use super::target::Op;
@@ -28,29 +30,55 @@ impl ObjectLoad {
     }
 }
 
+/// Which objects each of several servers has: their numbers, by server.
+pub type Shares = BTreeMap<usize, Arc<[u64]>>;
+
+impl ObjectLoad {
+    /// Shares out the first `count` objects over servers by the UUIDs of their stores.
+    ///
+    /// # Errors
+    ///
+    /// As [`ObjectLoad::key`]; `Usage` where a server has none of them.
+    pub fn shares(&self, count: u64, stores: &[[u8; 16]]) -> Result<Shares> {
+        let placement = Placement::new(stores);
+        let mut shares: Vec<Vec<u64>> = vec![Vec::new(); stores.len()];
+        for number in 0..count {
+            shares[placement.owner(&self.key(number)?.digest().0)].push(number);
+        }
+        if let Some(none) = shares.iter().position(Vec::is_empty) {
+            let what = format!("none of {count} objects is placed on server number {none}");
+            return Err(Error::usage(what).remedy("ask for more --objects, or for fewer servers"));
+        }
+        Ok(shares.into_iter().map(Arc::from).enumerate().collect())
+    }
+}
+
 /// The gets of one thread: which object each of its tokens is of.
 #[derive(Debug)]
 pub(super) struct Gets {
     load: ObjectLoad,
+    shares: Shares,
     keys: Vec<Option<KeyName>>,
     expected: Vec<u8>,
 }
 
 impl Gets {
-    pub(super) fn new(load: ObjectLoad) -> Self {
-        Self { load, keys: Vec::new(), expected: Vec::new() }
+    pub(super) fn new(load: ObjectLoad, shares: Shares) -> Self {
+        Self { load, shares, keys: Vec::new(), expected: Vec::new() }
     }
 
-    /// Gets the object that the op's place stands for: places are as far apart as the op is long.
-    pub(super) fn submit<C: Channel>(&mut self, client: &mut Client<C>, op: Op) -> Result<bool> {
-        let key = self.load.key(op.offset / u64::from(op.len))?;
-        let queued = client.submit_get(Get { key: key.bytes(), tag: op.token.into() })?;
+    /// Gets the object that the op's place stands for, among those of the lane's server: places
+    /// are as far apart as the op is long.
+    pub(super) fn submit(&mut self, cluster: &mut Cluster, lane: usize, op: Op) -> Result<Sent> {
+        let share = &self.shares[&cluster.server_of(lane)];
+        let key = self.load.key(share[(op.offset / u64::from(op.len)) as usize])?;
+        let sent = cluster.get_on(lane, Get { key: key.bytes(), tag: op.token.into() }, op.at)?;
         let place = op.token as usize;
         if self.keys.len() <= place {
             self.keys.resize(place + 1, None);
         }
         self.keys[place] = Some(key);
-        Ok(queued == Submitted::Queued)
+        Ok(sent)
     }
 
     /// Compares CRC and contents.
@@ -58,9 +86,9 @@ impl Gets {
     /// # Errors
     ///
     /// `Data` where they are not those of the object.
-    pub(super) fn verify<C: Channel>(&mut self, client: &Client<C>, done: &Done) -> Result<()> {
-        client.verify(done)?;
-        let payload = client.payload(done)?;
+    pub(super) fn verify(&mut self, done: &Done) -> Result<()> {
+        done.verify()?;
+        let payload = done.payload()?;
         let key = self.keys.get(done.tag as usize).copied().flatten();
         let key = key
             .ok_or_else(|| Error::new(Kind::Protocol, format!("an answer to get {}", done.tag)))?;

@@ -6,10 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use super::counters::Counters;
 use super::job::RoundStats;
+use super::target::Failed;
+use crate::client::RemoteServer;
 use crate::host::facts::Facts;
 use crate::stats::LatencySummary;
 use crate::units::{format_nanos, format_size};
-use crate::wire::Status;
 
 /// Version of the JSON of a run. docs/RESULTS.md describes it.
 pub const SCHEMA: &str = "millrace.run/1";
@@ -135,6 +136,58 @@ pub struct Report<C> {
     pub spread: Spread,
     /// What the machine counted meanwhile; `null` without `--counters`.
     pub counters: Option<Counters>,
+    /// By server; empty without a network.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub servers: Vec<ServerResult>,
+}
+
+/// The figures of one group of lanes.
+#[derive(Debug, Clone, Serialize)]
+pub struct Group {
+    /// Its number.
+    #[serde(skip)]
+    pub number: usize,
+    /// All rounds together. CPU time is not told apart by group: 0.
+    pub summary: Summary,
+    /// Connections that were made again.
+    pub reconnects: u64,
+    /// Seconds without connection, on the mean of its connections.
+    pub away_seconds: f64,
+}
+
+/// What one server was, and what it gave.
+#[derive(Debug, Clone, Serialize)]
+pub struct ServerResult {
+    /// What it was.
+    #[serde(flatten)]
+    pub server: RemoteServer,
+    /// Connections to it.
+    pub connections: usize,
+    /// What it gave.
+    #[serde(flatten)]
+    pub group: Group,
+}
+
+impl ServerResult {
+    /// Its line of the table, names padded to `width`.
+    fn line(&self, width: usize) -> String {
+        let s = &self.group.summary;
+        let mut text = format!(
+            "{:<width$}  {}/s   {:.0} reads/s   p50 {}   p99 {}   {} errors",
+            self.server.address,
+            gib(s.bytes_per_sec),
+            s.iops,
+            format_nanos(s.latency_ns.p50),
+            format_nanos(s.latency_ns.p99),
+            s.errors
+        );
+        if self.group.reconnects > 0 || self.group.away_seconds > 0.0 {
+            let away = format_nanos((self.group.away_seconds * 1e9) as u64);
+            write!(text, "   {} reconnects, away {away}", self.group.reconnects)
+                .expect("writing to a String never fails");
+        }
+        text
+    }
 }
 
 /// How far the rounds lie apart, in reads per second.
@@ -153,21 +206,9 @@ impl Summary {
     pub fn of(stats: &RoundStats, seconds: f64, open_loop: bool) -> Self {
         let per_op = |sum: u64| sum as f64 / stats.ops.max(1) as f64;
         let stage_sum = stats.queued_ns + stats.drive_ns + stats.check_ns;
-        let mut failures: Vec<_> = stats
-            .errors
-            .iter()
-            .map(|((status, detail), count)| Failure {
-                what: match Status::from_code(*status) {
-                    Some(known) => known.describe(*detail),
-                    None => format!("status {status}"),
-                },
-                count: *count,
-            })
-            .collect();
-        if stats.corrupt > 0 {
-            let what = "contents differ from what the server read".to_owned();
-            failures.push(Failure { what, count: stats.corrupt });
-        }
+        let failure =
+            |(why, count): (&Failed, &u64)| Failure { what: why.describe(), count: *count };
+        let failures = stats.errors.iter().map(failure).collect();
         Self {
             seconds,
             ops: stats.ops,
@@ -277,6 +318,12 @@ impl<C> Report<C> {
         for failure in &s.failures {
             line("", format!("{} x {}", failure.count, failure.what));
         }
+        if self.servers.len() > 1 {
+            let width = self.servers.iter().map(|s| s.server.address.len()).max().unwrap_or(0);
+            for (place, server) in self.servers.iter().enumerate() {
+                line(if place == 0 { "by server" } else { "" }, server.line(width));
+            }
+        }
         if self.tool.debug_build {
             line("note", "debug build: these figures mean nothing".into());
         }
@@ -309,6 +356,7 @@ fn percentiles(latency: &LatencySummary) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::Status;
 
     #[test]
     fn stages_add_up_to_the_mean() {
@@ -326,8 +374,9 @@ mod tests {
 
     #[test]
     fn failures_are_named_and_counted() {
-        let mut stats = RoundStats { corrupt: 2, ..RoundStats::default() };
-        stats.errors.insert((Status::Nvme as u16, 0x281), 3);
+        let mut stats = RoundStats::default();
+        stats.errors.insert(Failed::Corrupt, 2);
+        stats.errors.insert(Failed::Status(Status::Nvme as u16, 0x281), 3);
         let summary = Summary::of(&stats, 1.0, true);
         assert_eq!(summary.errors, 5);
         assert!(summary.failures[0].what.contains("unrecovered read error"));

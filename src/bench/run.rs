@@ -1,18 +1,19 @@
 //! A run: threads, warm-up, rounds, progress, and the sums.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::Builder;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::counters::{Counters, LOAD_THREAD, Observe, Probe, Totals};
-use super::job::{Job, Load, RoundStats};
+use super::job::{Job, Load, RoundStats, Seen};
 use super::pattern::{Pattern, PatternOptions};
-use super::report::{HostFacts, Report, SCHEMA, Spread, Summary, Tool};
-use super::target::Target;
+use super::report::{Group, HostFacts, Report, SCHEMA, Spread, Summary, Tool};
+use super::target::{Outages, Target};
 use crate::error::{Error, Kind, Result};
 use crate::host::facts::Facts;
 use crate::host::{Root, affinity};
@@ -57,6 +58,8 @@ pub struct Outcome {
     pub rounds: Vec<Summary>,
     /// Figures of all rounds.
     pub summary: Summary,
+    /// The same by group of lanes (server).
+    pub groups: Vec<Group>,
     /// What was counted, where that was asked for.
     pub counters: Option<Counters>,
 }
@@ -73,6 +76,7 @@ impl Outcome {
             rounds: self.rounds,
             summary: self.summary,
             counters: self.counters,
+            servers: Vec::new(),
         }
     }
 }
@@ -106,15 +110,18 @@ impl RunOptions {
     }
 }
 
-/// Runs a load: `make` gives each thread, on that thread, its target and the sizes and block
-/// sizes in bytes of the drives behind it.
+/// Sizes and block sizes in bytes of the drives of a group.
+pub type Sizes = Vec<(u64, u32)>;
+
+/// Runs a load: `make` gives each thread, on that thread, its target and the drives of each group
+/// that it has lanes of. Times are by the clock that it is given.
 ///
 /// # Errors
 ///
 /// The first failure of any thread; the others are stopped then.
 pub fn run<T: Target>(
     options: &RunOptions,
-    make: impl Fn(usize) -> Result<(T, Vec<(u64, u32)>)> + Sync,
+    make: impl Fn(usize, Clock) -> Result<(T, BTreeMap<usize, Sizes>)> + Sync,
 ) -> Result<Outcome> {
     options.validate()?;
     let clock = Clock::start();
@@ -124,38 +131,48 @@ pub fn run<T: Target>(
     // All targets are ready before the warm-up of any begins.
     let ready = Barrier::new(options.threads);
     let start_at = AtomicU64::new(0);
+    // Streams of all threads together, among which a rate is shared out evenly.
+    let streams = AtomicUsize::new(0);
     let before = Facts::read(&Root::system());
 
-    let body = |number: usize| -> Result<Vec<RoundStats>> {
+    let body = |number: usize| -> Result<Seen> {
         // A panic here would leave the other threads at the barrier for ever.
         let made = catch_unwind(AssertUnwindSafe(|| {
             pin(options, number)?;
-            make(number)
+            make(number, clock)
         }))
         .unwrap_or_else(|_| {
             Err(Error::new(Kind::Device, "a load thread panicked; see its message"))
         });
-        if made.is_err() {
-            stop.store(true, Ordering::Relaxed);
+        let mut first = 0;
+        match &made {
+            Ok((_, groups)) => first = streams.fetch_add(groups.len(), Ordering::Relaxed),
+            Err(_) => stop.store(true, Ordering::Relaxed),
         }
         if ready.wait().is_leader() {
             start_at.store(clock.now(), Ordering::Release);
         }
         ready.wait();
         let (target, drives) = made?;
-        let seed = options.pattern.seed.wrapping_add(number as u64);
-        let pattern = Pattern::new(&drives, PatternOptions { seed, ..options.pattern })?;
+        let streams = streams.load(Ordering::Relaxed);
+        let mut patterns = BTreeMap::new();
+        for (place, (group, sizes)) in drives.into_iter().enumerate() {
+            let stream = first + place;
+            let seed = options.pattern.seed.wrapping_add(stream as u64);
+            let pattern = Pattern::new(&sizes, PatternOptions { seed, ..options.pattern })?;
+            let phase = options.rate.map_or(0, |rate| (1e9 * stream as f64 / rate) as u64);
+            patterns.insert(group, (pattern, phase));
+        }
         let load = Load {
             depth: options.depth,
-            interval: options.rate.map(|rate| 1e9 * options.threads as f64 / rate),
-            phase: options.rate.map_or(0, |rate| (1e9 * number as f64 / rate) as u64),
+            interval: options.rate.map(|rate| 1e9 * streams as f64 / rate),
             measure_from: start_at.load(Ordering::Acquire) + Clock::nanos(options.warmup),
             round: Clock::nanos(options.duration) / options.rounds as u64,
             rounds: options.rounds,
             drain: Clock::nanos(options.drain),
         };
         let (counts_cpu, progress, stop) = (number == 0, &counts[number], &stop);
-        Job { target, pattern, load, clock, counts_cpu, progress, stop }.run()
+        Job { target, patterns, load, clock, counts_cpu, progress, stop }.run()
     };
 
     let observer = |observe: &Observe| -> Result<Option<Totals>> {
@@ -186,7 +203,7 @@ pub fn run<T: Target>(
     // What /proc says of a thread goes with it, so they stay until it is read.
     let observed = AtomicBool::new(options.observe.is_none());
     let mut counted = Ok(None);
-    let outcomes: Vec<Result<Vec<RoundStats>>> = std::thread::scope(|scope| {
+    let outcomes: Vec<Result<Seen>> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..options.threads)
             .map(|number| {
                 let (body, stop, running, observed) = (&body, &stop, &running, &observed);
@@ -231,9 +248,18 @@ pub fn run<T: Target>(
 
     // And one for what happened outside of them.
     let mut rounds = vec![RoundStats::default(); options.rounds + 1];
+    let mut groups: BTreeMap<usize, (RoundStats, Outages, u64)> = BTreeMap::new();
     for outcome in outcomes {
-        for (sum, round) in rounds.iter_mut().zip(&outcome?) {
+        let seen = outcome?;
+        for (sum, round) in rounds.iter_mut().zip(&seen.rounds) {
             sum.merge(round);
+        }
+        for (number, stats, outages) in &seen.groups {
+            let (sum, away, threads) = groups.entry(*number).or_default();
+            sum.merge(stats);
+            away.reconnects += outages.reconnects;
+            away.away_ns += outages.away_ns;
+            *threads += 1;
         }
     }
     let seconds = options.duration.as_secs_f64() / options.rounds as f64;
@@ -241,9 +267,18 @@ pub fn run<T: Target>(
     rounds.iter().for_each(|round| total.merge(round));
     rounds.truncate(options.rounds);
     let open_loop = options.rate.is_some();
-    let summary = Summary::of(&total, options.duration.as_secs_f64(), open_loop);
+    let seconds_of_all = options.duration.as_secs_f64();
+    let group = |(number, (stats, away, threads)): (usize, (RoundStats, Outages, u64))| Group {
+        number,
+        summary: Summary::of(&stats, seconds_of_all, open_loop),
+        reconnects: away.reconnects,
+        // The mean over threads.
+        away_seconds: away.away_ns as f64 / threads as f64 / 1e9,
+    };
+    let summary = Summary::of(&total, seconds_of_all, open_loop);
     Ok(Outcome {
         counters: counted?.map(|totals| totals.per_read(summary.iops)),
+        groups: groups.into_iter().map(group).collect(),
         host: HostFacts { before, after: Facts::read(&Root::system()) },
         summary,
         rounds: rounds.iter().map(|round| Summary::of(round, seconds, open_loop)).collect(),

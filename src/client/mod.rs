@@ -1,4 +1,5 @@
-//! The client: one connection to one worker of a server, pipelined.
+//! The client: [`Client`] is one connection to one worker of a server, pipelined. A [`Lane`] is one
+//! that is made again when it fails; a [`Cluster`] is the lanes to all of several servers.
 //!
 //! A client owns its landing slots. A read takes one, and its [`Done`] gives it back with the
 //! data in it; return it by [`Client::recycle`] once the data has been used.
@@ -31,7 +32,12 @@
 //! # }
 //! ```
 
+mod backoff;
+mod cluster;
+mod connector;
+mod lane;
 mod objects;
+mod placement;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -43,7 +49,13 @@ use crate::fabric::address::Address;
 use crate::fabric::{self, Arrival, Channel, ConnectConfig};
 use crate::limits::{DEFAULT_CREDITS, DEFAULT_SLOT_SIZE};
 use crate::memory::{Arena, ArenaSpec, Pages, Slot, SlotPool};
+pub use backoff::Backoff;
+pub use cluster::{Cluster, ClusterOptions, LanePlan, RemoteServer};
+pub use connector::Connector;
+use connector::Identity;
+pub use lane::{Answer, Lane, LaneOptions, Lost, Sent};
 pub use objects::{Delete, Get, Put};
+pub use placement::Placement;
 
 use crate::wire::{ANY_WORKER, CheckMode, Completion, DriveRecord, Request};
 
@@ -117,6 +129,44 @@ pub struct Done {
     slot: Option<Slot>,
 }
 
+impl Done {
+    /// The data of a read or a get.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Done::outcome`], with the server's words, where it failed.
+    pub fn payload(&self) -> Result<&[u8]> {
+        self.outcome()?;
+        let slot = self.slot.as_ref().expect("an answered read has its slot");
+        Ok(slot.bytes(self.record.length.get() as usize))
+    }
+
+    /// Compares the CRC-64/NVME of what landed with that of what the server read.
+    ///
+    /// # Errors
+    ///
+    /// `Data` where they differ, `Unsupported` where the server computed none.
+    pub fn verify(&self) -> Result<()> {
+        let payload = self.payload()?;
+        let Some(sent) = self.record.payload_crc() else {
+            return Err(Error::new(Kind::Unsupported, "the server computes no CRC")
+                .remedy("start the server with --check crc, or leave out --verify"));
+        };
+        let landed = check(CheckMode::Crc, payload).expect("crc mode gives a CRC");
+        if landed != sent {
+            return Err(Error::new(
+                Kind::Data,
+                format!(
+                    "read {}: {} bytes landed with CRC {landed:016x}, the server read {sent:016x}",
+                    self.tag,
+                    payload.len()
+                ),
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// The answer to [`Client::submit`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Submitted {
@@ -127,7 +177,7 @@ pub enum Submitted {
 }
 
 /// One connection. One thread owns it.
-pub struct Client<C: Channel = Box<dyn Channel>> {
+pub struct Client<C: Channel = Box<dyn Channel + Send>> {
     channel: C,
     slots: SlotPool,
     drives: Vec<RemoteDrive>,
@@ -293,40 +343,27 @@ impl<C: Channel> Client<C> {
         Ok(count)
     }
 
-    /// The data of a read or a get.
+    /// The data of a read or a get: see [`Done::payload`].
     ///
     /// # Errors
     ///
     /// Those of [`Client::outcome`], with the server's words, where it failed.
     pub fn payload<'a>(&self, done: &'a Done) -> Result<&'a [u8]> {
-        self.outcome(done)?;
-        let slot = done.slot.as_ref().expect("an answered read has its slot");
-        Ok(slot.bytes(done.record.length.get() as usize))
+        done.payload()
     }
 
-    /// Compares the CRC-64/NVME of what landed with that of what the server read.
+    /// Compares CRCs: see [`Done::verify`].
     ///
     /// # Errors
     ///
     /// `Data` where they differ, `Unsupported` where the server computed none.
     pub fn verify(&self, done: &Done) -> Result<()> {
-        let payload = self.payload(done)?;
-        let Some(sent) = done.record.payload_crc() else {
-            return Err(Error::new(Kind::Unsupported, "the server computes no CRC")
-                .remedy("start the server with --check crc, or leave out --verify"));
-        };
-        let landed = check(CheckMode::Crc, payload).expect("crc mode gives a CRC");
-        if landed != sent {
-            return Err(Error::new(
-                Kind::Data,
-                format!(
-                    "read {}: {} bytes landed with CRC {landed:016x}, the server read {sent:016x}",
-                    done.tag,
-                    payload.len()
-                ),
-            ));
-        }
-        Ok(())
+        done.verify()
+    }
+
+    /// True where the slot of an answer is this client's.
+    fn owns(&self, done: &Done) -> bool {
+        done.slot.as_ref().is_some_and(|slot| self.slots.owns(slot))
     }
 
     /// Takes the slot of a read back for the next one.

@@ -95,6 +95,39 @@ impl Client {
     }
 }
 
+impl Done {
+    /// How a request ended.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` for an object that is not there, `Data` for a damaged one, `Denied` where the
+    /// server takes no changes, `Resource` where the store is full, `Usage` where the request does
+    /// not suit the server, and `Device` for the rest.
+    pub fn outcome(&self) -> Result<()> {
+        let (status, detail) = (self.record.status(), self.record.detail.get());
+        if status == Status::Ok {
+            return Ok(());
+        }
+        let kind = match status {
+            Status::NotFound => Kind::NotFound,
+            Status::Damaged | Status::BodyCrc => Kind::Data,
+            Status::ReadOnly => Kind::Denied,
+            Status::NoSpace => Kind::Resource,
+            Status::TooLong | Status::BadKey | Status::WrongMode => Kind::Usage,
+            _ => Kind::Device,
+        };
+        let error = Error::new(kind, format!("request {}: {}", self.tag, status.describe(detail)));
+        Err(match status {
+            Status::ReadOnly => error.remedy("start the server with --writable"),
+            Status::NoSpace => error.remedy("delete objects, or make a store on more drives"),
+            Status::Damaged => {
+                error.remedy("put the object again; `millrace store verify` finds what else is so")
+            }
+            _ => error,
+        })
+    }
+}
+
 impl<C: Channel> Client<C> {
     /// The server's store; `None` where it serves ranges of drives.
     pub fn store(&self) -> Option<StoreInfo> {
@@ -162,35 +195,13 @@ impl<C: Channel> Client<C> {
         Ok(self.send(Request::delete(delete.tag, digest.0)))
     }
 
-    /// How a request ended.
+    /// How a request ended: see [`Done::outcome`].
     ///
     /// # Errors
     ///
-    /// `NotFound` for an object that is not there, `Data` for a damaged one, `Denied` where the
-    /// server takes no changes, `Resource` where the store is full, `Usage` where the request does
-    /// not suit the server, and `Device` for the rest.
+    /// Those of [`Done::outcome`].
     pub fn outcome(&self, done: &Done) -> Result<()> {
-        let (status, detail) = (done.record.status(), done.record.detail.get());
-        if status == Status::Ok {
-            return Ok(());
-        }
-        let kind = match status {
-            Status::NotFound => Kind::NotFound,
-            Status::Damaged | Status::BodyCrc => Kind::Data,
-            Status::ReadOnly => Kind::Denied,
-            Status::NoSpace => Kind::Resource,
-            Status::TooLong | Status::BadKey | Status::WrongMode => Kind::Usage,
-            _ => Kind::Device,
-        };
-        let error = Error::new(kind, format!("request {}: {}", done.tag, status.describe(detail)));
-        Err(match status {
-            Status::ReadOnly => error.remedy("start the server with --writable"),
-            Status::NoSpace => error.remedy("delete objects, or make a store on more drives"),
-            Status::Damaged => {
-                error.remedy("put the object again; `millrace store verify` finds what else is so")
-            }
-            _ => error,
-        })
+        done.outcome()
     }
 
     /// Gets an object and waits for it; its CRC is compared. Nothing else may be in flight.

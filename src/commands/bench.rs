@@ -1,5 +1,6 @@
 //! `millrace bench`.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,13 +9,14 @@ use clap::Args;
 use serde::Serialize;
 
 use super::local::{load_options, publish};
-use super::options::{LoadArgs, parse, read_token};
-use crate::bench::{ObjectLoad, RemoteTarget, run as run_load};
-use crate::client::{Client, ClientOptions, RemoteDrive};
+use super::options::{LoadArgs, duration, parse, read_token, seconds};
+use crate::bench::{ObjectLoad, RemoteTarget, ServerResult, Shares, run as run_load};
+use crate::client::{Client, ClientOptions, Cluster, ClusterOptions, LanePlan, RemoteServer};
 use crate::error::{Error, Kind, Result};
 use crate::host::affinity;
 use crate::limits::SLOT_ALIGN;
 use crate::memory::Pages;
+use crate::stats::Clock;
 use crate::units::format_size;
 use crate::wire::{ANY_WORKER, CheckMode};
 
@@ -27,7 +29,8 @@ pub struct BenchArgs {
     /// Read byte ranges of the server's drives
     #[arg(long, conflicts_with = "objects", required_unless_present = "objects")]
     raw: bool,
-    /// Get the first so many objects of `millrace store fill`, at random or in sequence
+    /// Get the first so many objects of `millrace store fill`, at random or in sequence; of several
+    /// servers each is asked for those that are placed on it
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     objects: Option<u64>,
     /// What the keys of the fill begin with
@@ -36,18 +39,28 @@ pub struct BenchArgs {
     /// Seed of the fill, for --verify
     #[arg(long, default_value_t = 1, requires = "objects")]
     fill_seed: u64,
-    /// Connections, spread over the servers in turn
-    #[arg(long, default_value_t = 1)]
-    connections: usize,
+    /// Connections, spread over the servers in turn, and over the local NICs [default: as
+    /// many as it takes to reach each worker of each server by each NIC]
+    #[arg(long)]
+    connections: Option<usize>,
     /// Threads, which share the connections
     #[arg(long, default_value_t = 1)]
     threads: usize,
     /// CPUs for the threads, like 0,2-4 [default: not pinned]
     #[arg(long)]
     cores: Option<String>,
-    /// Local address of the NIC to use (rdma) [default: as the routing table says]
-    #[arg(long, value_name = "ADDR")]
-    bind: Option<IpAddr>,
+    /// Local address of a NIC to use (rdma); repeat it, or put commas, for several [default: as the
+    /// routing table says]
+    #[arg(long, value_name = "ADDR", value_delimiter = ',', alias = "bind")]
+    local: Vec<IpAddr>,
+    /// Time within which every read is answered, else its connection is given up and made again
+    #[arg(long, default_value = "35s", value_parser = duration)]
+    #[serde(serialize_with = "seconds")]
+    deadline: Duration,
+    /// Time after which a run ends whose servers are all away
+    #[arg(long, default_value = "10s", value_parser = duration)]
+    #[serde(serialize_with = "seconds")]
+    patience: Duration,
     /// Pages of the landing memory: auto, none, 2m, 1g
     #[arg(long, default_value = "auto", value_parser = parse::<Pages>)]
     hugepages: Pages,
@@ -65,94 +78,169 @@ pub struct BenchArgs {
     load: LoadArgs,
 }
 
-/// The configuration in the result: what was asked for and what the servers said.
+/// The configuration in the result.
 #[derive(Debug, Clone, Serialize)]
 struct Config<'a> {
     command: &'static str,
     #[serde(flatten)]
     args: &'a BenchArgs,
-    server_backend: String,
-    server_check: CheckMode,
-    drives: Vec<RemoteDrive>,
+    connections_used: usize,
 }
 
 /// Connects, loads, reports.
 pub fn run(args: BenchArgs) -> Result<()> {
-    if args.threads == 0 || args.connections < args.threads {
-        return Err(Error::usage(format!(
-            "{} threads for {} connections: each thread needs one at least",
-            args.threads, args.connections
-        )));
-    }
     let depth = u16::try_from(args.load.depth)
         .map_err(|_| Error::usage(format!("a depth of {}", args.load.depth)))?;
     if args.objects.is_some() && args.load.align.is_some() {
         return Err(Error::usage("--align is for ranges of drives, not for --objects"));
     }
-    let mut client = ClientOptions {
-        depth,
-        max_read: (args.load.io_size as usize).next_multiple_of(SLOT_ALIGN),
-        token: read_token(args.token_file.as_deref())?,
-        pages: args.hugepages,
-        local: args.bind,
-        worker: ANY_WORKER,
-        timeout: Duration::from_secs(10),
+    let mut cluster = ClusterOptions {
+        servers: args.connect.clone(),
+        locals: args.local.clone(),
+        workers: Vec::new(),
+        client: ClientOptions {
+            depth,
+            max_read: (args.load.io_size as usize).next_multiple_of(SLOT_ALIGN),
+            token: read_token(args.token_file.as_deref())?,
+            pages: args.hugepages,
+            local: None,
+            worker: ANY_WORKER,
+            timeout: Duration::from_secs(10),
+        },
+        deadline: args.deadline,
     };
-    let first = match args.objects {
-        Some(_) => Client::connect_to_store(&args.connect[0], &client)?,
-        None => Client::connect(&args.connect[0], &client)?,
-    };
-    client.max_read = first.landing_size();
-    let connect =
-        |number: usize| Client::connect(&args.connect[number % args.connect.len()], &client);
-    if args.raw && args.verify && first.check_mode() != CheckMode::Crc {
-        return Err(Error::new(Kind::Unsupported, "the server computes no CRC to verify against")
-            .remedy("start it with --check crc, or leave out --verify"));
+    let mut servers = Vec::new();
+    for number in 0..args.connect.len() {
+        let (server, landing) = meet(&cluster, number, depth, &args)?;
+        cluster.client.max_read = cluster.client.max_read.max(landing);
+        servers.push(server);
     }
-    if first.credits() < depth {
+    cluster.workers = servers.iter().map(|server| server.workers).collect();
+    let connections = args.connections.unwrap_or(cluster.full_mesh().max(args.threads));
+    if args.threads == 0 || connections < args.threads {
         return Err(Error::usage(format!(
-            "a depth of {depth}; the server grants {} to a connection",
-            first.credits()
+            "{} threads for {connections} connections: each thread needs one at least",
+            args.threads
         ))
-        .remedy("lower --depth, open more --connections, or raise the server's --credits"));
+        .remedy("raise --connections, or lower --threads"));
     }
-    let config = Config {
-        command: "bench",
-        args: &args,
-        server_backend: first.backend(),
-        server_check: first.check_mode(),
-        drives: first.drives().to_vec(),
-    };
-    drop(first);
+    if connections < args.connect.len() {
+        return Err(Error::usage(format!(
+            "{connections} connections for {} servers: each needs one at least",
+            args.connect.len()
+        ))
+        .remedy("raise --connections, or leave it out"));
+    }
+    let objects = args.objects.map(|count| shares(&args, count, &servers)).transpose()?;
 
     let cores = args.cores.as_deref().map(affinity::parse_list).transpose()?.unwrap_or_default();
     let mut options = load_options(&args.load, args.threads, cores)?;
-    let drives: Vec<String> = config.drives.iter().map(|drive| drive.name.clone()).collect();
+    let names = servers.iter().flat_map(|server| &server.drives);
+    let drives: Vec<String> = names.map(|drive| drive.name.clone()).collect();
     options.observe = args.load.counters.observe(args.observe, &drives);
-    let outcome = run_load(&options, |thread| {
-        let lanes = (thread..args.connections).step_by(args.threads);
-        let lanes = lanes.map(connect).collect::<Result<Vec<_>>>()?;
-        let drives = lanes[0].drives().iter().map(|d| (d.capacity, d.block_size)).collect();
-        let target = RemoteTarget::new(lanes, args.verify);
-        let Some(count) = args.objects else { return Ok((target, drives)) };
-        // One drive, on which each object has the place of one read.
+    let patience = Clock::nanos(args.patience);
+    let outcome = run_load(&options, |thread, clock| {
+        let numbers: Vec<usize> = (thread..connections).step_by(args.threads).collect();
+        let lanes = Cluster::connect(&cluster, &numbers, clock)?;
+        // Objects: one drive for each server, on which each has the place of one read.
         let size = args.load.io_size;
-        let (prefix, seed) = (args.fill_prefix.clone(), args.fill_seed);
-        let target = target.with_objects(ObjectLoad { prefix, seed });
-        Ok((target, vec![(count * u64::from(size), size)]))
+        let sizes = |number: usize, server: &RemoteServer| match &objects {
+            Some((_, shares)) => vec![(shares[&number].len() as u64 * u64::from(size), size)],
+            None => server.drives.iter().map(|d| (d.capacity, d.block_size)).collect(),
+        };
+        let known = lanes.servers().iter().enumerate();
+        let drives: BTreeMap<usize, _> =
+            known.filter_map(|(number, s)| Some((number, sizes(number, s.as_ref()?)))).collect();
+        let target = RemoteTarget::new(lanes, args.verify, patience);
+        Ok(match &objects {
+            Some((load, shares)) => (target.with_objects(load.clone(), shares.clone()), drives),
+            None => (target, drives),
+        })
     })?;
     let title = format!(
-        "{} from {} ({}), {} x depth {}, {}{}",
+        "{} from {} ({}), {connections} x depth {}, {}{}",
         match args.objects {
             Some(count) => format!("{count} objects"),
             None => format_size(args.load.io_size.into()),
         },
         args.connect.join(", "),
-        config.server_backend,
-        args.connections,
+        backends(&servers),
         args.load.depth,
         if args.load.sequential { "sequential" } else { "random" },
         if args.verify { ", every payload verified" } else { "" },
     );
-    publish(&outcome.report(config), &title, args.load.json.as_deref())
+    let groups = outcome.groups.clone();
+    let config = Config { command: "bench", args: &args, connections_used: connections };
+    let mut report = outcome.report(config);
+    report.servers = groups
+        .into_iter()
+        .map(|group| ServerResult {
+            server: servers[group.number].clone(),
+            connections: (0..connections)
+                .filter(|n| cluster.lane(*n).server == group.number)
+                .count(),
+            group,
+        })
+        .collect();
+    publish(&report, &title, args.load.json.as_deref())
+}
+
+/// What a server is, and whether it can do what is asked; and the size of landing slots for it.
+fn meet(
+    cluster: &ClusterOptions,
+    number: usize,
+    depth: u16,
+    args: &BenchArgs,
+) -> Result<(RemoteServer, usize)> {
+    let LanePlan { server, local, .. } = cluster.lane(number);
+    let address = &cluster.servers[server];
+    let options = ClientOptions { local, ..cluster.client.clone() };
+    let client = match args.objects {
+        Some(_) => Client::connect_to_store(address, &options)?,
+        None => Client::connect(address, &options)?,
+    };
+    if args.raw && args.verify && client.check_mode() != CheckMode::Crc {
+        return Err(Error::new(
+            Kind::Unsupported,
+            format!("the server computes no CRC to verify against: {address}"),
+        )
+        .remedy("start it with --check crc, or leave out --verify"));
+    }
+    if client.credits() < depth {
+        return Err(Error::usage(format!(
+            "a depth of {depth}; {address} grants {} to a connection",
+            client.credits()
+        ))
+        .remedy("lower --depth, open more --connections, or raise the server's --credits"));
+    }
+    Ok((RemoteServer::of(address, &client), client.landing_size()))
+}
+
+/// Which objects each server is asked for.
+fn shares(args: &BenchArgs, count: u64, servers: &[RemoteServer]) -> Result<(ObjectLoad, Shares)> {
+    let load = ObjectLoad { prefix: args.fill_prefix.clone(), seed: args.fill_seed };
+    let uuid = |server: &RemoteServer| {
+        let store = server.store.ok_or_else(|| Error::usage("a server without a store"))?;
+        Ok(*store.as_bytes())
+    };
+    let stores = servers.iter().map(uuid).collect::<Result<Vec<_>>>()?;
+    for (place, store) in stores.iter().enumerate() {
+        if let Some(other) = stores[..place].iter().position(|earlier| earlier == store) {
+            return Err(Error::usage(format!(
+                "{} and {} have the same store",
+                servers[other].address, servers[place].address
+            ))
+            .remedy("name each store once"));
+        }
+    }
+    let shares = load.shares(count, &stores)?;
+    Ok((load, shares))
+}
+
+/// The servers' backends, each once.
+fn backends(servers: &[RemoteServer]) -> String {
+    let mut names: Vec<&str> = servers.iter().map(|server| server.backend.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.join(", ")
 }

@@ -86,14 +86,15 @@ fn measure<S: Storage>(args: &LocalArgs, storage: &S) -> Result<()> {
     let mut options = load_options(&args.load, cores.len(), cores.clone())?;
     options.observe = args.load.counters.observe(None, &args.storage.devices);
     let why = std::sync::Mutex::new(String::new());
-    let outcome = run_load(&options, |_| {
+    let outcome = run_load(&options, |_, _| {
         let arena = storage.arena(&spec)?;
         arena.why().clone_into(&mut why.lock().expect("no thread panics with it"));
         let queue = storage.queue(&arena, args.load.depth)?;
         let slots = SlotPool::new(arena, slot_size, count)?;
         let drives = storage.drives().iter().map(|d| (d.capacity, d.block_size)).collect();
         seal::unseal();
-        Ok((LocalTarget::new(queue, slots, args.storage.check, args.load.depth, block), drives))
+        let target = LocalTarget::new(queue, slots, args.storage.check, args.load.depth, block);
+        Ok((target, std::collections::BTreeMap::from([(0, drives)])))
     })?;
     let config = Config {
         command: "local",

@@ -7,5 +7,6 @@ pub mod get;
 pub mod local;
 mod names;
 mod options;
+pub mod predict;
 pub mod put;
 pub mod serve;

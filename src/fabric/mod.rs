@@ -334,8 +334,8 @@ pub fn connect(
     config: &ConnectConfig,
     local: Option<std::net::IpAddr>,
     arena: &Arc<Arena>,
-) -> Result<Box<dyn Channel>> {
-    let one = |address: &std::net::SocketAddr| -> Result<Box<dyn Channel>> {
+) -> Result<Box<dyn Channel + Send>> {
+    let one = |address: &std::net::SocketAddr| -> Result<Box<dyn Channel + Send>> {
         match fabric {
             address::FabricKind::Tcp if local.is_some() => {
                 Err(Error::usage("a local address chooses the NIC of RDMA, not of TCP")

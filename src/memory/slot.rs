@@ -202,6 +202,11 @@ impl SlotPool {
         self.free.push(slot);
     }
 
+    /// True where `slot` is of this pool.
+    pub fn owns(&self, slot: &Slot) -> bool {
+        Arc::ptr_eq(&slot.arena, &self.arena)
+    }
+
     /// Slots that are free now.
     pub fn available(&self) -> usize {
         self.free.len()

@@ -4,6 +4,7 @@ mod buckets;
 mod clock;
 mod counters;
 mod latency;
+pub mod scaling;
 
 pub use buckets::{BUCKETS, Buckets};
 pub use clock::Clock;

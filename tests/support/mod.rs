@@ -1,7 +1,7 @@
 //! What system tests share: the built program as a server, files of seeded data, and skips that
 //! are seen.
 
-#![allow(dead_code, reason = "each test program uses a part")]
+#![allow(dead_code, unused_imports, reason = "each test program uses a part")]
 
 pub mod reader;
 mod skip;

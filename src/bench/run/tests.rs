@@ -1,6 +1,6 @@
 use super::*;
 use crate::bench::pattern::Order;
-use crate::bench::target::{Finished, Op, Polled};
+use crate::bench::target::{Finished, Op, Polled, Taken};
 
 struct Broken;
 
@@ -9,8 +9,8 @@ impl Target for Broken {
         1
     }
 
-    fn submit(&mut self, _: usize, _: Op) -> Result<bool> {
-        Ok(true)
+    fn submit(&mut self, _: usize, _: Op) -> Result<Taken> {
+        Ok(Taken::Queued)
     }
 
     fn flush(&mut self) -> Result<()> {
@@ -42,9 +42,9 @@ fn options(threads: usize) -> RunOptions {
 fn failure(panics_in_make: bool) -> Error {
     let (done, outcome) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let make = |number| {
+        let make = |number, _| {
             assert!(!(panics_in_make && number == 0), "a fault on the way to the target");
-            Ok((Broken, vec![(1 << 20, 512)]))
+            Ok((Broken, BTreeMap::from([(0, vec![(1 << 20, 512)])])))
         };
         done.send(run(&options(2), make).err()).unwrap();
     });
@@ -63,6 +63,6 @@ fn a_thread_that_panics_ends_the_run() {
 #[test]
 fn two_threads_do_not_share_a_cpu() {
     let shared = RunOptions { cores: vec![0], ..options(2) };
-    let error = run(&shared, |_| Ok((Broken, Vec::new()))).unwrap_err();
+    let error = run(&shared, |_, _| Ok((Broken, BTreeMap::new()))).unwrap_err();
     assert!(error.what().contains("2 threads on 1 CPUs"), "{error}");
 }
