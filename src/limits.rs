@@ -58,8 +58,12 @@ pub const POLL_BUDGET: usize = 64;
 /// (io_uring/rsrc.c, `io_buffer_validate`).
 pub const MAX_FIXED_BUFFER: usize = 1 << 30;
 
-/// How often in a row one command that made no progress (EAGAIN, EINTR) is sent again.
+/// How often in a row one short transfer that made no progress is sent again.
 pub const MAX_RETRIES: u8 = 64;
+
+/// How long the kernel may answer a command "not now" (EAGAIN, EINTR) before it has failed. It is
+/// sent again with each flush meanwhile. Above what a queue of a busy drive needs to have room.
+pub const RETRY_TIME: Duration = Duration::from_secs(1);
 
 /// How long a queue that is dropped waits for its commands in flight before it leaks them. Above
 /// the time that a healthy drive needs, below what a person waits for a program to end.

@@ -1,5 +1,6 @@
 //! The queue of one worker: commands in flight, their slots, and what their results mean.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +12,7 @@ use super::Drives;
 use super::options::UringOptions;
 use super::ring::{Ring, SLICE_STRIDE};
 use crate::error::{Error, IoStatus, Kind, Result};
-use crate::limits::{DRAIN_TIMEOUT, MAX_RETRIES};
+use crate::limits::{DRAIN_TIMEOUT, MAX_RETRIES, RETRY_TIME};
 use crate::memory::{Arena, Lent};
 use crate::storage::{Command, Completion, Operation, Queue, Submit};
 
@@ -36,8 +37,12 @@ struct Op {
     generation: u32,
     drive: u16,
     commands: u16,
-    /// In a row, without progress.
+    /// Short transfers in a row, without progress.
     retries: u8,
+    /// When the kernel began to say "not now" (EAGAIN, EINTR) to it, without a break.
+    since: Option<Instant>,
+    /// It failed and is tried once more, with no other command beside it.
+    alone: bool,
     operation: Operation,
 }
 
@@ -46,6 +51,9 @@ struct Op {
 enum Verdict {
     End(IoStatus),
     Again,
+    /// Once more, alone: the kernel merges neighbouring reads of a batch into one command, and one
+    /// bad sector fails all of them.
+    Alone,
 }
 
 impl Op {
@@ -61,8 +69,16 @@ impl Op {
             drive: 0,
             commands: 0,
             retries: 0,
+            since: None,
+            alone: false,
             operation: Operation::Read,
         }
+    }
+
+    /// True for an error that a neighbour in the same command may have made.
+    fn is_medium_error(&self, errno: i32) -> bool {
+        let of_a_command = [libc::EIO, libc::ENODATA, libc::EILSEQ, libc::EREMOTEIO];
+        self.operation == Operation::Read && !self.alone && of_a_command.contains(&errno)
     }
 
     /// Takes one result of the kernel into account. `unit`: what transfers may start at a
@@ -70,15 +86,22 @@ impl Op {
     fn judge(&mut self, result: i32, unit: u32) -> Verdict {
         if result < 0 {
             return match -result {
-                libc::EAGAIN | libc::EINTR if self.retries < MAX_RETRIES => {
-                    self.retries += 1;
+                // Once per flush, so a spinning worker would use up any number of tries at once.
+                libc::EAGAIN | libc::EINTR
+                    if self.since.get_or_insert_with(Instant::now).elapsed() < RETRY_TIME =>
+                {
                     Verdict::Again
                 }
                 libc::ENODEV | libc::ENXIO => Verdict::End(IoStatus::Gone),
                 libc::ECANCELED => Verdict::End(IoStatus::Aborted),
+                errno if self.is_medium_error(errno) => {
+                    self.alone = true;
+                    Verdict::Alone
+                }
                 errno => Verdict::End(IoStatus::Errno(errno as u16)),
             };
         }
+        self.since = None;
         if self.operation == Operation::Sync {
             return Verdict::End(IoStatus::Ok);
         }
@@ -115,6 +138,9 @@ pub struct UringQueue {
     free: Vec<u32>,
     /// Commands to be pushed again with the next flush.
     again: Vec<u32>,
+    /// Reads to be pushed again one at a time; the first is in flight while `alone_now`.
+    alone: VecDeque<u32>,
+    alone_now: bool,
     targets: Vec<Target>,
     options: UringOptions,
     failed: bool,
@@ -162,6 +188,8 @@ impl UringQueue {
             // The lowest place is on top, so a lightly loaded queue stays on few lines.
             free: (0..depth).rev().collect(),
             again: Vec::with_capacity(depth as usize),
+            alone: VecDeque::with_capacity(depth as usize),
+            alone_now: false,
             targets: targets.collect(),
             options,
             failed: false,
@@ -212,6 +240,11 @@ impl UringQueue {
                 break;
             }
         }
+        if !self.alone_now
+            && let Some(index) = self.alone.front().copied()
+        {
+            self.alone_now = self.push(index);
+        }
         let in_flight = self.in_flight() > 0;
         self.ring.as_mut().expect("present until drop").enter(in_flight, wait).map_err(|e| {
             self.failed = true;
@@ -222,8 +255,11 @@ impl UringQueue {
 
     /// Waits until nothing is in flight, at most for `bound`. True if it is so.
     fn drain(&mut self, bound: Duration, cancel: bool) -> bool {
-        let Self { ring: Some(ring), ops, free, again, failed, .. } = self else { return true };
-        for index in again.drain(..) {
+        let Self { ring: Some(ring), ops, free, again, alone, alone_now, failed, .. } = self else {
+            return true;
+        };
+        let waiting = alone.drain(usize::from(*alone_now)..);
+        for index in again.drain(..).chain(waiting) {
             // SAFETY: its last completion was reaped and nothing was pushed since.
             drop(ops[index as usize].lent.take().map(|lent| unsafe { lent.reclaim() }));
             free.push(index);
@@ -281,6 +317,8 @@ impl UringQueue {
             self.free.push(index as u32);
         }
         self.again.clear();
+        self.alone.clear();
+        self.alone_now = false;
     }
 }
 
@@ -317,11 +355,13 @@ fn entry(op: &Op, lent: &Lent, target: &Target, options: UringOptions) -> squeue
             }
         };
     }
-    if options.regfiles {
+    let entry = if options.regfiles {
         on!(types::Fixed(u32::from(op.drive)))
     } else {
         on!(types::Fd(target.fd))
-    }
+    };
+    // A kernel thread submits it, apart from this batch, so it is merged with nothing of it.
+    if op.alone { entry.flags(squeue::Flags::ASYNC) } else { entry }
 }
 
 impl Queue for UringQueue {
@@ -350,6 +390,8 @@ impl Queue for UringQueue {
             drive,
             commands: 0,
             retries: 0,
+            since: None,
+            alone: false,
             operation,
         };
         let pushed = self.push(index);
@@ -367,7 +409,7 @@ impl Queue for UringQueue {
 
     fn poll(&mut self, out: &mut Vec<Completion>) -> usize {
         let before = out.len();
-        let Self { ring, ops, free, again, targets, stale, .. } = self;
+        let Self { ring, ops, free, again, alone, alone_now, targets, stale, .. } = self;
         if free.len() < ops.len() && out.len() < out.capacity() {
             ring.as_mut().expect("present until drop").reap(|user_data, result| {
                 let (index, generation) = (user_data as u32, (user_data >> 32) as u32);
@@ -378,16 +420,25 @@ impl Queue for UringQueue {
                     log::error!("a completion ({user_data:#x}, {result}) is of no command");
                     return true;
                 };
+                let was_alone = op.alone;
                 match op.judge(result, targets[usize::from(op.drive)].unit) {
                     Verdict::Again => {
                         op.lent = Some(lent);
                         again.push(index);
+                    }
+                    Verdict::Alone => {
+                        op.lent = Some(lent);
+                        alone.push_back(index);
                     }
                     Verdict::End(status) => {
                         // SAFETY: a command has one entry in the ring at a time, and this is its
                         // completion: the kernel is done with the memory.
                         let slot = Some(unsafe { lent.reclaim() });
                         free.push(index);
+                        if was_alone {
+                            alone.pop_front();
+                            *alone_now = false;
+                        }
                         let (tag, drive, commands) = (op.tag, op.drive, op.commands);
                         out.push(Completion { slot, tag, drive, status, commands });
                     }
