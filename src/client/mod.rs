@@ -183,6 +183,8 @@ pub struct Client<C: Channel = Box<dyn Channel + Send>> {
     drives: Vec<RemoteDrive>,
     arrivals: Vec<Arrival>,
     timeout: Duration,
+    /// An answer did not come in time, so the connection was given up.
+    overdue: bool,
 }
 
 impl Client {
@@ -223,7 +225,8 @@ impl<C: Channel> Client<C> {
     /// what its drives are.
     pub fn new(channel: C, slots: SlotPool, timeout: Duration) -> Result<Self> {
         let arrivals = Vec::with_capacity(slots.count());
-        let mut client = Self { channel, slots, drives: Vec::new(), arrivals, timeout };
+        let mut client =
+            Self { channel, slots, drives: Vec::new(), arrivals, timeout, overdue: false };
         for drive in 0..client.channel.welcome().drives.get() {
             let request = Request::describe(drive.into(), drive);
             let done = client.round_trip(request)?;
@@ -282,12 +285,14 @@ impl<C: Channel> Client<C> {
         self.channel.in_flight()
     }
 
-    /// Puts a read in the batch.
+    /// Puts a read in the batch. Its tag is the request's id on the wire, so reads in flight have
+    /// different ones.
     ///
     /// # Errors
     ///
-    /// `Usage` where the read is longer than [`Client::max_read`]. What else is wrong with it, the
-    /// server says in the record's status.
+    /// `Usage` where the read is longer than [`Client::max_read`], or where a read of the same tag
+    /// is in flight; `Network` after an answer did not come in time (see [`Client::read`]). What
+    /// else is wrong with it, the server says in the record's status.
     pub fn submit(&mut self, read: Read) -> Result<Submitted> {
         if read.len > self.max_read() {
             return Err(Error::usage(format!(
@@ -297,7 +302,22 @@ impl<C: Channel> Client<C> {
             ))
             .remedy("ask for less at a time, or raise the server's --slot-size"));
         }
+        self.check_overdue()?;
+        if self.channel.is_in_flight(read.tag) {
+            return Err(Error::usage(format!("read {} is in flight already", read.tag))
+                .remedy("give each read in flight a tag of its own"));
+        }
         Ok(self.send(Request::read(read.tag, read.drive, read.offset, read.len)))
+    }
+
+    /// After a time-out an answer may come to a read that nobody waits for: nothing is read over
+    /// that connection any more.
+    fn check_overdue(&self) -> Result<()> {
+        if !self.overdue {
+            return Ok(());
+        }
+        let what = format!("the connection was given up: no answer within {:?}", self.timeout);
+        Err(Error::new(Kind::Network, what).remedy("connect again"))
     }
 
     fn send(&mut self, request: Request) -> Submitted {
@@ -317,6 +337,7 @@ impl<C: Channel> Client<C> {
 
     /// Sends the batch.
     pub fn flush(&mut self) -> Result<()> {
+        self.check_overdue()?;
         self.channel.flush()
     }
 
@@ -326,6 +347,7 @@ impl<C: Channel> Client<C> {
     ///
     /// When the connection has failed: reads in flight are lost, the client is of no more use.
     pub fn poll(&mut self, out: &mut Vec<Done>) -> Result<usize> {
+        self.check_overdue()?;
         let room = out.capacity() - out.len();
         let mut arrivals = std::mem::take(&mut self.arrivals);
         let outcome = self.channel.poll(&mut arrivals);
@@ -378,7 +400,8 @@ impl<C: Channel> Client<C> {
     /// # Errors
     ///
     /// As [`Client::submit`], [`Client::poll`] and [`Client::payload`]; `Network` where the answer
-    /// does not come within the time-out.
+    /// does not come within the time-out. The connection is given up then: a late answer must not
+    /// pass for that of a later read.
     pub fn read(&mut self, drive: u16, offset: u64, len: u32) -> Result<Vec<u8>> {
         if len > self.max_read() {
             // The same words as for a pipelined read.
@@ -392,6 +415,7 @@ impl<C: Channel> Client<C> {
     }
 
     fn round_trip(&mut self, request: Request) -> Result<Done> {
+        self.check_overdue()?;
         self.only()?;
         if self.send(request) == Submitted::Busy {
             return Err(Error::usage("a blocking request without a slot: recycle what is done"));
@@ -413,6 +437,10 @@ impl<C: Channel> Client<C> {
         self.flush()?;
         while self.poll(&mut done)? == 0 {
             if Instant::now() >= give_up {
+                self.overdue = true;
+                for slot in self.channel.abandon().into_iter().filter_map(|(_, slot)| slot) {
+                    self.slots.release(slot);
+                }
                 return Err(Error::new(
                     Kind::Network,
                     format!("no answer within {:?}", self.timeout),
@@ -441,3 +469,6 @@ fn text(padded: &[u8]) -> String {
     let end = padded.iter().position(|b| *b == 0).unwrap_or(padded.len());
     String::from_utf8_lossy(&padded[..end]).into_owned()
 }
+
+#[cfg(test)]
+mod tests;

@@ -299,6 +299,11 @@ pub trait Channel {
     /// [`wire::Request::body`] bytes of it; for RDMA it fills in address and key. The slot comes
     /// back with the answer, once the body is no longer needed either.
     /// Gives the slot back if the credits are used up: poll, then try again.
+    ///
+    /// # Panics
+    ///
+    /// If the request is longer than its slot, if the slot is of another arena than the channel's,
+    /// or if its id is in flight.
     fn submit(&mut self, request: wire::Request, slot: Slot) -> std::result::Result<(), Slot>;
 
     /// Hands the batch to the NIC or the socket.
@@ -318,6 +323,9 @@ pub trait Channel {
 
     /// Requests sent and not yet answered.
     fn in_flight(&self) -> u32;
+
+    /// True if a request of this id is one of them.
+    fn is_in_flight(&self, id: u64) -> bool;
 }
 
 /// Connects over `fabric` to the first of `addresses` that answers. Landing slots of the channel
@@ -381,5 +389,9 @@ impl<C: Channel + ?Sized> Channel for Box<C> {
 
     fn in_flight(&self) -> u32 {
         (**self).in_flight()
+    }
+
+    fn is_in_flight(&self, id: u64) -> bool {
+        (**self).is_in_flight(id)
     }
 }

@@ -21,6 +21,7 @@ pub mod pci;
 pub mod perf;
 pub mod sample;
 pub mod signature;
+pub mod socket;
 pub mod task;
 pub mod topology;
 pub mod usage;

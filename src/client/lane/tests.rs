@@ -59,6 +59,10 @@ impl Channel for Scripted {
     fn in_flight(&self) -> u32 {
         self.asked.len() as u32
     }
+
+    fn is_in_flight(&self, id: u64) -> bool {
+        self.asked.iter().any(|(request, _)| request.id.get() == id)
+    }
 }
 
 const CREDITS: u16 = 4;

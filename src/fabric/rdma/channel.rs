@@ -358,6 +358,10 @@ impl Channel for RdmaChannel {
     fn in_flight(&self) -> u32 {
         self.pending.len() as u32
     }
+
+    fn is_in_flight(&self, id: u64) -> bool {
+        self.pending.contains(id)
+    }
 }
 
 impl Drop for RdmaChannel {

@@ -205,4 +205,8 @@ impl Channel for TcpChannel {
     fn in_flight(&self) -> u32 {
         self.pending.len() as u32 + u32::from(self.inbound.is_landing())
     }
+
+    fn is_in_flight(&self, id: u64) -> bool {
+        self.pending.contains(id) || self.inbound.landing_id() == Some(id)
+    }
 }

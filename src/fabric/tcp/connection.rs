@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::time::Instant;
 
 use zerocopy::IntoBytes;
@@ -339,6 +339,13 @@ impl Connection {
     /// True if [`Connection::take_done`] has something.
     pub(super) fn has_done(&self) -> bool {
         self.done > 0 || (self.is_dead() && !self.queue.is_empty())
+    }
+
+    /// Sends no more, and gives its socket up for what is left to be read from it.
+    pub(super) fn part(&mut self) -> Option<TcpStream> {
+        self.phase = Phase::Dead(Closed::ByUs);
+        let stream = self.stream.take()?;
+        stream.shutdown(Shutdown::Write).is_ok().then_some(stream)
     }
 
     /// Ends it: the socket is closed, every answer left is done.

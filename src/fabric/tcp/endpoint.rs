@@ -1,6 +1,8 @@
 //! One worker's connections.
 
 use std::collections::VecDeque;
+use std::io::Read;
+use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,10 +12,12 @@ use mio::{Events, Interest, Poll, Token};
 
 use super::body::Body;
 use super::connection::{Connection, Phase, Sent};
-use super::listener::Mailbox;
+use super::is_not_now;
+use super::listener::{LINGER, Mailbox};
 use crate::error::{Context, Error, Result};
 use crate::fabric::handshake::{Message, Step};
 use crate::fabric::{Closed, ConnId, Endpoint, Event, Pull, Response};
+use crate::host::socket::unacknowledged;
 use crate::limits::{MAX_CONNECTIONS, MAX_CREDITS, MAX_SLOTS};
 use crate::memory::Arena;
 use crate::wire::Reason;
@@ -49,6 +53,8 @@ pub struct TcpEndpoint {
     finished: VecDeque<u32>,
     /// Ends of answers and pulls whose connections were gone.
     orphans: VecDeque<Event>,
+    /// Sockets that were refused while stopping; closed when this is dropped.
+    leaving: Vec<TcpStream>,
     in_flight: u32,
     open: u32,
     turn: u32,
@@ -78,6 +84,7 @@ impl TcpEndpoint {
             unsent: VecDeque::with_capacity(most),
             finished: VecDeque::with_capacity(most),
             orphans: VecDeque::with_capacity(slots.min(MAX_SLOTS)),
+            leaving: Vec::with_capacity(most),
             in_flight: 0,
             open: 0,
             turn: 0,
@@ -105,7 +112,7 @@ impl TcpEndpoint {
         while let Some(mut connection) = self.mailbox.take() {
             if self.mailbox.is_refusing() {
                 connection.reject(Reason::Stopping);
-                connection.kill(Closed::ByUs);
+                self.leaving.extend(connection.part());
                 self.mailbox.retire(connection);
                 continue;
             }
@@ -429,9 +436,38 @@ impl Endpoint for TcpEndpoint {
     }
 }
 
+/// True once a socket that was half-closed can be closed. Closing one that holds unread requests,
+/// or gets more of them afterwards, resets the connection and throws away what it has yet to send:
+/// so its requests are read until the peer's kernel has all of the answers, or the peer is gone.
+fn has_left(mut stream: &TcpStream) -> bool {
+    let mut scrap = [0; 4096];
+    loop {
+        match stream.read(&mut scrap) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(e) if is_not_now(&e) => return matches!(unacknowledged(stream), Ok(0) | Err(_)),
+            Err(_) => return true,
+        }
+    }
+}
+
 impl Drop for TcpEndpoint {
+    /// Blocks until every peer has its last answers, for [`LINGER`] at most.
     fn drop(&mut self) {
-        self.mailbox.refuse();
-        self.take_in();
+        let mut leaving = std::mem::take(&mut self.leaving);
+        for mut connection in self.mailbox.close() {
+            connection.reject(Reason::Stopping);
+            leaving.extend(connection.part());
+        }
+        let places = self.places.iter_mut().filter_map(|place| place.connection.as_mut());
+        leaving.extend(places.filter_map(|connection| connection.part()));
+        let deadline = Instant::now() + LINGER;
+        loop {
+            leaving.retain(|stream| !has_left(stream));
+            if leaving.is_empty() || Instant::now() >= deadline {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }

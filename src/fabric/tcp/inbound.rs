@@ -116,6 +116,11 @@ impl Inbound {
         self.landing.is_some()
     }
 
+    /// The request of the payload that is under way.
+    pub(super) fn landing_id(&self) -> Option<u64> {
+        self.landing.as_ref().map(|landing| landing.record.id.get())
+    }
+
     /// Reads at most once and appends what is whole, up to `out`'s spare capacity.
     pub(super) fn receive(
         &mut self,

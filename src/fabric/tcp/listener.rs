@@ -27,8 +27,8 @@ const BACKLOG: i32 = 1024;
 /// How often the listener looks whether it shall stop.
 const TICK: Duration = Duration::from_millis(50);
 
-/// How long a refused peer may take to read why.
-const LINGER: Duration = Duration::from_secs(1);
+/// How long a refused peer may take to read why, and others their last answers.
+pub(super) const LINGER: Duration = Duration::from_secs(1);
 
 /// Refused peers that may be reading at once; more are closed without waiting.
 const MAX_LINGERING: usize = 64;
@@ -41,8 +41,9 @@ pub(super) struct Mailbox {
     pub(super) options: TcpOptions,
     /// Connections in `arrivals`.
     waiting: AtomicUsize,
+    /// `None` once the endpoint is gone: what was put in then would never be taken out.
     #[expect(clippy::vec_box, reason = "the boxes are what is handed over and reused")]
-    arrivals: Mutex<Vec<Box<Connection>>>,
+    arrivals: Mutex<Option<Vec<Box<Connection>>>>,
     /// Memory of connections that have ended.
     #[expect(clippy::vec_box, reason = "as above")]
     retired: Mutex<Vec<Box<Connection>>>,
@@ -63,7 +64,7 @@ impl Mailbox {
             config,
             options,
             waiting: AtomicUsize::new(0),
-            arrivals: Mutex::new(Vec::with_capacity(most)),
+            arrivals: Mutex::new(Some(Vec::with_capacity(most))),
             retired: Mutex::new(Vec::with_capacity(most)),
             assigned: AtomicUsize::new(0),
             refusing: AtomicBool::new(false),
@@ -75,7 +76,7 @@ impl Mailbox {
         if self.waiting.load(Ordering::Acquire) == 0 {
             return None;
         }
-        let connection = lock(&self.arrivals).pop()?;
+        let connection = lock(&self.arrivals).as_mut()?.pop()?;
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         Some(connection)
     }
@@ -91,6 +92,13 @@ impl Mailbox {
         self.refusing.store(true, Ordering::Release);
     }
 
+    /// Ends the mailbox; what is in it is for the caller to refuse.
+    #[expect(clippy::vec_box, reason = "as above")]
+    pub(super) fn close(&self) -> Vec<Box<Connection>> {
+        self.refuse();
+        lock(&self.arrivals).take().unwrap_or_default()
+    }
+
     pub(super) fn is_refusing(&self) -> bool {
         self.refusing.load(Ordering::Acquire)
     }
@@ -99,16 +107,19 @@ impl Mailbox {
         self.assigned.load(Ordering::Acquire) < self.config.max_connections
     }
 
-    fn give(&self, stream: TcpStream) -> Result<()> {
+    /// Hands a connection over. Gives it back where the mailbox is closed.
+    pub(super) fn give(&self, stream: TcpStream) -> Result<Option<TcpStream>> {
         let spare = lock(&self.retired).pop();
         let mut connection = spare.unwrap_or_else(|| Connection::new(self.config.credits));
         let handshake =
             ServerHandshake::new(self.config.token.current(), nonce()?, self.config.welcome);
         connection.start(stream, handshake, Instant::now() + self.config.handshake_timeout);
+        let mut arrivals = lock(&self.arrivals);
+        let Some(arrivals) = arrivals.as_mut() else { return Ok(connection.stream.take()) };
         self.assigned.fetch_add(1, Ordering::Relaxed);
-        lock(&self.arrivals).push(connection);
+        arrivals.push(connection);
         self.waiting.fetch_add(1, Ordering::Release);
-        Ok(())
+        Ok(None)
     }
 }
 
@@ -165,7 +176,7 @@ impl TcpListener {
     /// Gives the connection to the next worker that has room.
     fn assign(
         &self,
-        stream: TcpStream,
+        mut stream: TcpStream,
         turn: &mut usize,
         refused: &mut Vec<(TcpStream, Instant)>,
     ) -> Result<()> {
@@ -177,7 +188,11 @@ impl TcpListener {
             let worker = &workers[place];
             if !worker.is_refusing() && worker.has_room() {
                 *turn = place + 1;
-                return worker.give(stream);
+                match worker.give(stream)? {
+                    None => return Ok(()),
+                    // Its endpoint went a moment ago.
+                    Some(back) => stream = back,
+                }
             }
         }
         let stopping = workers.iter().all(|worker| worker.is_refusing());

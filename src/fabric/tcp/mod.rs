@@ -24,6 +24,8 @@ mod endpoint;
 mod inbound;
 mod listener;
 mod outbound;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::net::TcpStream;
