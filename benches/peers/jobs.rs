@@ -144,9 +144,34 @@ pub fn jobs() -> Vec<Job> {
             theirs: peers::crc_alone,
         },
         Job {
+            // The same load in all, 1,024 reads in flight: what 16 connections can have by the
+            // default credits. One read per connection would compare depth 1 with depth 16
+            // instead (the job below): TCP then carries one request and one answer per segment.
             name: "connections-256-of-16",
-            what: "one worker, TCP loopback from RAM, 16 KiB: 256 connections against 16",
+            what: "one worker, TCP loopback, 16 KiB: 256 connections of depth 4 against 16 of 64",
             peer: "16 connections",
+            unit: "reads/s",
+            less_is_more: false,
+            needs: &[],
+            setup: Stage::millrace_mem,
+            ours: |stage, s| peers::bench_tcp(stage, "16KiB", 4, 256, s),
+            theirs: |stage, s| peers::bench_tcp(stage, "16KiB", 64, 16, s),
+        },
+        Job {
+            name: "depth-1-connections-256-of-16",
+            what: "the same at depth 1 on both sides, 256 reads in flight against 16",
+            peer: "16 connections",
+            unit: "reads/s",
+            less_is_more: false,
+            needs: &[],
+            setup: Stage::millrace_mem,
+            ours: |stage, s| peers::bench_tcp(stage, "16KiB", 1, 256, s),
+            theirs: |stage, s| peers::bench_tcp(stage, "16KiB", 1, 16, s),
+        },
+        Job {
+            name: "depth-1-of-16-connections",
+            what: "256 connections of depth 1 against 16 of 16: answers that cannot be batched",
+            peer: "depth 16",
             unit: "reads/s",
             less_is_more: false,
             needs: &[],
