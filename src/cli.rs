@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{bench, device, get, local, predict, put, serve};
+use crate::commands::{bench, device, get, local, predict, put, serve, store};
 use crate::error::{Error, Kind};
 
 /// Serves NVMe reads to remote clients over RDMA or TCP, through io_uring or SPDK.
@@ -35,6 +35,8 @@ enum Command {
     Predict(predict::PredictArgs),
     /// List NVMe drives, and move them between the kernel's driver and vfio-pci
     Device(device::DeviceArgs),
+    /// Make, fill, list and verify stores of objects on drives
+    Store(store::StoreArgs),
 }
 
 fn version() -> &'static str {
@@ -55,6 +57,7 @@ pub fn main() -> ExitCode {
         Command::Delete(args) => put::delete(&args),
         Command::Predict(args) => predict::run(&args),
         Command::Device(args) => device::run(&args),
+        Command::Store(args) => store::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,7 +4,8 @@
 //! Imports point downward only:
 //!
 //! ```text
-//! main -> cli -> commands -> { server, bench, device } -> client -> { storage, fabric }
+//! main -> cli -> commands -> { server, bench, device } -> { client, store }
+//!      -> { storage, fabric }
 //!      -> { memory, object, check, wire } -> { host, stats, limits, error, units }
 //! ```
 //!
@@ -25,6 +26,7 @@ pub mod object;
 pub mod server;
 pub mod stats;
 pub mod storage;
+pub mod store;
 pub mod units;
 pub mod wire;
 

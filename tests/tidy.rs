@@ -11,7 +11,7 @@ const LAYERS: [&[&str]; 8] = [
     &["cli"],
     &["commands"],
     &["server", "bench", "device"],
-    &["client"],
+    &["client", "store"],
     &["storage", "fabric"],
     &["memory", "check", "wire", "object"],
     &["host", "stats", "limits", "error", "units"],

@@ -56,6 +56,18 @@ pub fn jobs() -> Vec<Job> {
             theirs: |stage, s| peers::fio(stage, "1m", 16, s),
         },
         Job {
+            name: "scan-4k-64",
+            what: "restart of a store: its headers, against local at 4 KiB depth 64, which is the \
+                   limit",
+            peer: "local",
+            unit: "reads/s",
+            less_is_more: false,
+            needs: &["losetup"],
+            setup: Stage::store,
+            ours: |stage, s| peers::scan(stage, s),
+            theirs: |stage, s| peers::local_4k_64(stage, s),
+        },
+        Job {
             name: "tcp-1m-16",
             what: "TCP loopback from RAM, 1 MiB depth 16, a core each, against SPDK NVMe/TCP",
             peer: "spdk",

@@ -64,6 +64,41 @@ pub fn local_uring(stage: &Stage, size: &str, depth: u32, seconds: f64) -> Resul
     })
 }
 
+/// The restart of a store: headers read and sorted out, on one core.
+pub fn scan(stage: &Stage, _seconds: f64) -> Result<Run, String> {
+    let device = stage.device.as_ref().expect("the stage has a device").display().to_string();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+    command.env("RUST_LOG", "warn").args(["store", "verify", "--json", "--device", &device]);
+    command.args(["--depth", "64", "--hugepages", "2m", "--cores", SERVER_CPU]);
+    let text = output(&mut command)?;
+    let json: Value = serde_json::from_str(&text).map_err(|e| format!("millrace's JSON: {e}"))?;
+    Ok(Run { rate: figure(&json, "/scan/headers_per_sec")?, cpu_per_op: None })
+}
+
+/// `millrace local` through io_uring, 4 KiB at depth 64, spinning as a scan does.
+pub fn local_4k_64(stage: &Stage, seconds: f64) -> Result<Run, String> {
+    let device = stage.device.as_ref().expect("the stage has a device").display().to_string();
+    let duration = format!("{seconds}s");
+    let json = millrace(&[
+        "local",
+        "--device",
+        &device,
+        "--io-size",
+        "4KiB",
+        "--depth",
+        "64",
+        "--duration",
+        &duration,
+        "--check",
+        "none",
+        "--hugepages",
+        "2m",
+        "--cores",
+        SERVER_CPU,
+    ])?;
+    Ok(Run { rate: figure(&json, "/summary/iops")?, cpu_per_op: None })
+}
+
 /// fio with io_uring, registered buffers and files, hugepages, on the same core.
 pub fn fio(stage: &Stage, size: &str, depth: u32, seconds: f64) -> Result<Run, String> {
     let device = stage.device.as_ref().expect("the stage has a device").display();

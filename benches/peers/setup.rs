@@ -45,6 +45,21 @@ impl Stage {
         Ok(stage)
     }
 
+    /// An empty store on such a loop device, of slots so small that there are many headers.
+    pub fn store() -> Result<Self, String> {
+        let stage = Self::loop_device()?;
+        let device = stage.device.as_ref().expect("just made");
+        output(
+            Command::new(env!("CARGO_BIN_EXE_millrace"))
+                .args(["store", "create", "--object-size", "4KiB", "--hugepages", "none"])
+                .arg("--device")
+                .arg(device)
+                .arg("--force")
+                .arg(device),
+        )?;
+        Ok(stage)
+    }
+
     /// Our server on a drive in memory.
     pub fn millrace_mem() -> Result<Self, String> {
         let mut child = Command::new(env!("CARGO_BIN_EXE_millrace"))

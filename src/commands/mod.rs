@@ -10,3 +10,4 @@ mod options;
 pub mod predict;
 pub mod put;
 pub mod serve;
+pub mod store;

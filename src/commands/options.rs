@@ -115,8 +115,13 @@ pub struct StorageArgs {
 impl StorageArgs {
     /// Opens the drives for reading through io_uring.
     pub fn open_uring(&self) -> Result<UringStorage> {
+        self.open_uring_for(OpenMode::Read)
+    }
+
+    /// Opens the drives through io_uring, to be written where `mode` says so.
+    pub fn open_uring_for(&self, mode: OpenMode) -> Result<UringStorage> {
         let names = self.devices.iter().map(|name| name.parse()).collect::<Result<Vec<_>>>()?;
-        UringStorage::open(&names, OpenMode::Read, self.uring_options()).map_err(|error| {
+        UringStorage::open(&names, mode, self.uring_options()).map_err(|error| {
             let root = Root::system();
             let away = |name| names::away(&root, Path::new(DEFAULT_JOURNAL), name);
             match error.kind() {
@@ -129,11 +134,18 @@ impl StorageArgs {
     /// Attaches the drives to SPDK's driver, for reading.
     #[cfg(feature = "spdk")]
     pub fn open_spdk(&self) -> Result<SpdkStorage> {
+        self.open_spdk_for(OpenMode::Read)
+    }
+
+    /// Attaches the drives to SPDK's driver, to be written where `mode` says so.
+    #[cfg(feature = "spdk")]
+    pub fn open_spdk_for(&self, mode: OpenMode) -> Result<SpdkStorage> {
         let root = Root::system();
         let drive = |name: &String| names::for_spdk(&root, Path::new(DEFAULT_JOURNAL), name);
         let drives = self.devices.iter().map(drive).collect::<Result<Vec<_>>>()?;
         let timeout = self.command_timeout;
-        SpdkStorage::open_drives(&drives, SpdkOptions { timeout, ..SpdkOptions::default() })
+        let options = SpdkOptions { mode, timeout, ..SpdkOptions::default() };
+        SpdkStorage::open_drives(&drives, options)
     }
 
     /// Makes the drives in memory.

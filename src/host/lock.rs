@@ -16,9 +16,14 @@ impl Lock {
     /// naming the process that wrote itself into the file.
     pub fn take(path: &Path) -> Result<Self> {
         let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(false);
-        let mut file =
-            options.open(path).context(|| format!("cannot open the lock {}", path.display()))?;
+        options.read(true).write(true).truncate(false);
+        // First as it is: in a folder that all may write to, the kernel refuses O_CREAT on a file
+        // of somebody else even to root (fs.protected_regular in proc(5)).
+        let opened = options.open(path).or_else(|e| match e.kind() {
+            io::ErrorKind::NotFound => options.create(true).open(path),
+            _ => Err(e),
+        });
+        let mut file = opened.context(|| format!("cannot open the lock {}", path.display()))?;
         if let Err(e) = flock(&file) {
             if e.kind() != io::ErrorKind::WouldBlock {
                 return Err(e).context(|| format!("cannot lock {}", path.display()));

@@ -48,7 +48,11 @@ const MAGICS: &[Magic] = &[
     Magic("Ceph BlueStore", 0, b"bluestore block device\n"),
     Magic("GPT", 512, b"EFI PART"),
     Magic("GPT", 4096, b"EFI PART"),
+    Magic("millrace store", 0, MILLRACE_MAGIC),
 ];
+
+/// First bytes of this program's own superblocks (docs/FORMAT.md).
+const MILLRACE_MAGIC: &[u8] = b"MILLRACE";
 
 /// `MD_SB_MAGIC` of linux/raid/md_p.h, little-endian (0.90 is in host order: the same here).
 const MD_MAGIC: [u8; 4] = 0xA92B_4EFC_u32.to_le_bytes();
@@ -70,14 +74,31 @@ pub fn probe(root: &Root, name: &str) -> Result<Vec<&'static str>> {
     read_ends(root, &path).map(|ends| recognise(&ends)).context(|| format!("cannot read {path}"))
 }
 
+/// The same for a drive of `size` bytes of which `read` gives the bytes at an offset, whatever way
+/// it reads them. Fails where `read` does.
+pub fn probe_with(
+    size: u64,
+    read: &mut impl FnMut(u64, &mut [u8]) -> Result<()>,
+) -> Result<Vec<&'static str>> {
+    ends(size, read).map(|ends| recognise(&ends))
+}
+
 fn read_ends(root: &Root, path: &str) -> io::Result<Ends> {
     let mut file = File::open(root.path(path))?;
     let size = file.seek(SeekFrom::End(0))?;
-    let mut part = |at: u64, length: u64| -> io::Result<Vec<u8>> {
-        let mut bytes = vec![0; length as usize];
+    ends(size, &mut |at, bytes| {
         file.seek(SeekFrom::Start(at))?;
-        file.read_exact(&mut bytes)?;
-        Ok(bytes)
+        file.read_exact(bytes)
+    })
+}
+
+fn ends<E>(
+    size: u64,
+    read: &mut impl FnMut(u64, &mut [u8]) -> std::result::Result<(), E>,
+) -> std::result::Result<Ends, E> {
+    let mut part = |at: u64, length: u64| {
+        let mut bytes = vec![0; length as usize];
+        read(at, &mut bytes).map(|()| bytes)
     };
     let head = part(0, size.min(2 * MIB as u64))?;
     let tail_at = size.saturating_sub(MIB as u64);
@@ -122,6 +143,11 @@ fn recognise(ends: &Ends) -> Vec<&'static str> {
         if ends.size >= block && ends.has(ends.size - block, b"EFI PART") {
             add("GPT");
         }
+    }
+    // The copy, where the first superblock is gone.
+    let end = ends.size - ends.size % 4096;
+    if end.checked_sub(4096).is_some_and(|copy| ends.has(copy, MILLRACE_MAGIC)) {
+        add("millrace store");
     }
     // Boot sectors of file systems end with the same two bytes.
     if found.is_empty() && ends.has(510, &[0x55, 0xAA]) {
@@ -221,6 +247,8 @@ mod tests {
         let last_label = (SIZE & !((256 << 10) - 1)) - (256 << 10);
         assert_eq!(probe_bytes(&[(last_label + (128 << 10), &uberblock)]), ["ZFS member"]);
         assert_eq!(probe_bytes(&[(SIZE - 512, b"EFI PART")]), ["GPT"]);
+        let last_4k = SIZE - SIZE % 4096 - 4096;
+        assert_eq!(probe_bytes(&[(last_4k, MILLRACE_MAGIC)]), ["millrace store"]);
     }
 
     #[test]

@@ -153,7 +153,10 @@ impl SimStorage {
         spec.check()?;
         // Base pages: tests leave the machine's hugepages to those who measure.
         let pages = ArenaSpec { bytes: 0, pages: Pages::Base, node: None };
-        let drives = MemDrives::open(&spec.drives, spec.mode, &pages, init)?;
+        let mut drives = MemDrives::open(&spec.drives, spec.mode, &pages, init)?;
+        for (number, info) in drives.infos.iter_mut().enumerate() {
+            info.name = format!("sim{number}");
+        }
         let (queues, counted) = (AtomicU64::new(0), AtomicU64::new(0));
         let numbers = 0..spec.drives.len() as u16;
         let cache = spec.volatile.then(|| Cache::new(numbers.map(|drive| drives.image(drive))));
