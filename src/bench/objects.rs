@@ -103,3 +103,28 @@ impl Gets {
             .remedy("give --fill-seed and --fill-prefix as `millrace store fill` had them"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_object_is_asked_of_the_server_that_has_it() {
+        let load = ObjectLoad { prefix: "object-".into(), seed: 1 };
+        let stores = [[1; 16], [2; 16], [3; 16]];
+        let shares = load.shares(300, &stores).unwrap();
+        let mut all: Vec<u64> = shares.values().flat_map(|share| share.iter().copied()).collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..300).collect::<Vec<_>>(), "each once");
+        let placement = Placement::new(&stores);
+        for (server, share) in &shares {
+            for number in share.iter() {
+                let digest = load.key(*number).unwrap().digest();
+                assert_eq!(placement.owner(&digest.0), *server);
+            }
+        }
+        assert_eq!(load.shares(5, &stores[..1]).unwrap()[&0][..], [0, 1, 2, 3, 4]);
+        let error = load.shares(1, &stores).unwrap_err();
+        assert!(error.what().contains("none of 1 objects"), "{error}");
+    }
+}
