@@ -1,6 +1,6 @@
 //! Objects over TCP: what is put comes back, whatever happens between.
 
-mod store;
+mod object_server;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use millrace::server::Server;
 use millrace::storage::OpenMode;
 use millrace::storage::mem::MemStorage;
 use millrace::wire::{ANY_WORKER, CheckMode, Completion, PutPrefix, Request, Status};
-use store::{PATIENCE, address, connect, content, empty, open, options, serve, settle};
+use object_server::{PATIENCE, address, connect, content, empty, open, options, serve, settle};
 use zerocopy::IntoBytes;
 
 const LIMIT: u32 = 64 << 10;

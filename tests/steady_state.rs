@@ -1,7 +1,7 @@
 //! In steady state a worker allocates nothing, makes no system call beyond its fabric's and
 //! `io_uring_enter`, and sends no TLB shootdown.
 
-mod store;
+mod object_server;
 mod support;
 
 use std::collections::BTreeMap;
@@ -78,9 +78,9 @@ fn load(server: &Server, time: Duration) -> u64 {
 
 /// Puts and gets for as long, and gives their number.
 fn load_objects(server: &Server, time: Duration) -> u64 {
-    let mut client = store::connect(server);
+    let mut client = object_server::connect(server);
     let mut done: Vec<Done> = Vec::with_capacity(16);
-    let data = store::content(1, 1, 64 << 10);
+    let data = object_server::content(1, 1, 64 << 10);
     let keys: Vec<_> = (0..20).map(|n| format!("key {n}").into_bytes()).collect();
     keys.iter().for_each(|key| client.put(key, &data).unwrap());
     let (end, mut count, mut tag) = (Instant::now() + time, 0, 0u64);
@@ -135,11 +135,12 @@ fn objects_are_served_without_allocation() {
     let mode = OpenMode::ReadWrite;
     let uring = UringStorage::open(&names, mode, UringOptions::default()).unwrap();
     let mem = MemStorage::open(&[8 << 20], mode).unwrap();
-    let options = |objects| store::options(CheckMode::Crc, Some(objects));
-    let (in_file, in_memory) = (store::empty(&uring, 64 << 10, 1), store::empty(&mem, 64 << 10, 1));
+    let options = |objects| object_server::options(CheckMode::Crc, Some(objects));
+    let (in_file, in_memory) =
+        (object_server::empty(&uring, 64 << 10, 1), object_server::empty(&mem, 64 << 10, 1));
     let servers: [(&str, Server); 2] = [
-        ("objects on uring", store::serve(uring, options(in_file))),
-        ("objects in mem", store::serve(mem, options(in_memory))),
+        ("objects on uring", object_server::serve(uring, options(in_file))),
+        ("objects in mem", object_server::serve(mem, options(in_memory))),
     ];
     for (name, server) in servers {
         assert!(load_objects(&server, Duration::from_millis(500)) > 0, "warm-up of {name}");

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::setup::{CLIENT_CPU, SERVER_CPU, Stage, output};
+use crate::setup::{CLIENT_CPU, OBJECTS, SERVER_CPU, Stage, output};
 
 /// What one run gave.
 #[derive(Debug, Clone, Copy)]
@@ -156,6 +156,27 @@ pub fn bench_tcp(
         CLIENT_CPU,
     ])?;
     Ok(Run { rate: figure(&json, "/summary/iops")?, cpu_per_op: None })
+}
+
+/// Gets of 1 MiB objects from the stage's store, checked as `check` says.
+pub fn objects(stage: &mut Stage, check: &str, seconds: f64) -> Result<Run, String> {
+    stage.serve(&["--check", check])?;
+    load_1m(stage, &["--objects", OBJECTS], seconds)
+}
+
+/// Reads of 1 MiB from the drive below it.
+pub fn ranges(stage: &mut Stage, check: &str, seconds: f64) -> Result<Run, String> {
+    stage.serve(&["--raw", "--check", check])?;
+    load_1m(stage, &["--raw"], seconds)
+}
+
+fn load_1m(stage: &Stage, what: &[&str], seconds: f64) -> Result<Run, String> {
+    let address = stage.address.as_ref().expect("the stage has a server");
+    let duration = format!("{seconds}s");
+    let mut args = vec!["bench", "--connect", address, "--io-size", "1MiB", "--depth", "16"];
+    args.extend(["--duration", &duration, "--cores", CLIENT_CPU]);
+    args.extend(what);
+    Ok(Run { rate: figure(&millrace(&args)?, "/summary/iops")?, cpu_per_op: None })
 }
 
 /// spdk_nvme_perf on SPDK's own target, which is server number `target` of the stage.

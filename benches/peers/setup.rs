@@ -10,6 +10,9 @@ pub const SERVER_CPU: &str = "1";
 /// CPU of clients; the storage path alone runs on the server's.
 pub const CLIENT_CPU: &str = "0";
 
+/// Objects of 1 MiB that are put where objects are measured.
+pub const OBJECTS: &str = "800";
+
 /// Size of the loop device, and of drives in memory.
 const SIZE: u64 = 1 << 30;
 
@@ -60,24 +63,49 @@ impl Stage {
         Ok(stage)
     }
 
+    /// A store of 1 MiB objects on such a loop device, filled.
+    pub fn filled() -> Result<Self, String> {
+        let stage = Self::loop_device()?;
+        let device = stage.device.as_ref().expect("just made");
+        let store = |flags: &[&str]| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+            command.arg("store").args(flags).arg("--device").arg(device);
+            if flags[0] == "create" {
+                command.arg("--force").arg(device);
+            }
+            output(&mut command)
+        };
+        store(&["create", "--object-size", "1MiB", "--hugepages", "none"])?;
+        store(&["fill", "--count", OBJECTS, "--hugepages", "none"])?;
+        Ok(stage)
+    }
+
+    /// Our server on the stage's loop device, in place of the one before.
+    pub fn serve(&mut self, flags: &[&str]) -> Result<(), String> {
+        for mut child in self.children.drain(..) {
+            child.kill().and_then(|()| child.wait()).map_err(|e| format!("millrace serve: {e}"))?;
+        }
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        command.args(["serve", "--listen", "127.0.0.1:0", "--cores", SERVER_CPU]).args(flags);
+        command.arg("--device").arg(self.device.as_ref().expect("the stage has a device"));
+        let (child, address) = started(command)?;
+        self.children.push(child);
+        self.address = Some(address);
+        Ok(())
+    }
+
     /// Our server on a drive in memory.
     pub fn millrace_mem() -> Result<Self, String> {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_millrace"))
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        command
             .args(["serve", "--raw", "--backend", "mem", "--device", "mem:256MiB"])
             // SPDK's target checks nothing either.
-            .args(["--listen", "127.0.0.1:0", "--cores", SERVER_CPU, "--check", "none"])
-            .env("RUST_LOG", "warn")
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|e| format!("millrace serve: {e}"))?;
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("piped"))
-            .read_line(&mut line)
-            .map_err(|e| format!("millrace serve: {e}"))?;
+            .args(["--listen", "127.0.0.1:0", "--cores", SERVER_CPU, "--check", "none"]);
+        let (child, address) = started(command)?;
         let mut stage = Self::default();
         stage.children.push(child);
-        stage.address = line.trim().strip_prefix("listening on ").map(str::to_owned);
-        if stage.address.is_none() { Err("millrace serve did not start".into()) } else { Ok(stage) }
+        stage.address = Some(address);
+        Ok(stage)
     }
 
     /// SPDK's NVMe/TCP target with a malloc bdev, beside what is there. It polls its core all the
@@ -151,6 +179,23 @@ impl Stage {
             output(Command::new("kill").args([signal, &child.id().to_string()]))?;
         }
         Ok(())
+    }
+}
+
+/// Starts a `millrace serve` and waits for its address.
+fn started(mut command: Command) -> Result<(Child, String), String> {
+    let mut child = command
+        .env("RUST_LOG", "warn")
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|e| format!("millrace serve: {e}"))?;
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("piped"))
+        .read_line(&mut line)
+        .map_err(|e| format!("millrace serve: {e}"))?;
+    match line.trim().strip_prefix("listening on ") {
+        Some(address) => Ok((child, address.to_owned())),
+        None => Err("millrace serve did not start".into()),
     }
 }
 

@@ -3,6 +3,7 @@
 mod auto;
 mod config;
 mod plan;
+mod store;
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -28,6 +29,7 @@ use crate::limits::{DEFAULT_CONNECTIONS, DEFAULT_CREDITS, DEFAULT_DEPTH, DEFAULT
 use crate::server::{MetricsServer, ServeOptions, Server, Shard};
 use crate::stats::Snapshot;
 use crate::storage::Storage;
+use crate::store::Store;
 use crate::units::format_nanos;
 
 /// Flags of `millrace serve`.
@@ -41,7 +43,7 @@ pub struct ServeArgs {
         "auto_shard", "devices", "backend", "hugepages", "node", "regbufs", "regfiles", "regring",
         "iopoll", "sqpoll", "check", "raw", "fabric", "listen", "cores", "depth", "slot_size",
         "credits", "max_connections", "token_file", "insecure", "metrics", "metrics_public",
-        "deadline", "drain", "workers",
+        "deadline", "drain", "workers", "writable",
     ])]
     config: Option<PathBuf>,
     /// A shard for each NUMA node with free drives, with that node's NIC and cores
@@ -58,9 +60,12 @@ pub struct ServeArgs {
     workers: Option<usize>,
     #[command(flatten)]
     storage: StorageArgs,
-    /// Serve byte ranges of the drives, read-only
+    /// Serve byte ranges of the drives, read-only, instead of the objects of the store on them
     #[arg(long)]
     raw: bool,
+    /// Take puts and deletes: the drives are opened to be written
+    #[arg(long, conflicts_with = "raw")]
+    writable: bool,
     /// How clients connect: rdma or tcp
     #[arg(long, default_value = "tcp", value_parser = parse::<FabricKind>)]
     fabric: FabricKind,
@@ -74,7 +79,7 @@ pub struct ServeArgs {
     /// Reads of one worker on its drives at once
     #[arg(long, default_value_t = DEFAULT_DEPTH)]
     depth: u32,
-    /// Largest read
+    /// Largest read (--raw); for objects it follows from the store
     #[arg(long, default_value_t = DEFAULT_SLOT_SIZE as u64, value_parser = size)]
     slot_size: u64,
     /// Reads that one connection may have in flight
@@ -126,10 +131,6 @@ pub fn run(args: ServeArgs) -> Result<()> {
         print!("{}", plan.show(&root)?);
         return Ok(());
     }
-    if !plan.raw {
-        return Err(Error::usage("only byte ranges can be served so far")
-            .remedy("add --raw, or raw = true to the file"));
-    }
     serve(&plan, args.stats)
 }
 
@@ -153,6 +154,7 @@ fn plan_of_flags(args: &ServeArgs) -> Result<Plan> {
     Ok(Plan {
         shards: vec![shard],
         raw: args.raw,
+        writable: args.writable,
         token_file: args.token_file.clone(),
         insecure: args.insecure,
         metrics: args.metrics.clone(),
@@ -204,7 +206,10 @@ fn serve(plan: &Plan, stats: Option<Duration>) -> Result<()> {
     }
     leave_the_workers_cores(plan)?;
     let shards = plan.shards.iter().map(|shard| open(plan, shard, &token));
-    let server = Server::start(shards.collect::<Result<_>>()?)?;
+    // The stores hold their locks until the server has ended.
+    let (shards, stores): (Vec<_>, Vec<_>) =
+        shards.collect::<Result<Vec<_>>>()?.into_iter().unzip();
+    let server = Server::start(shards)?;
     let metrics = match &plan.metrics {
         Some(address) => {
             let address = address.resolve()?[0];
@@ -244,7 +249,7 @@ fn serve(plan: &Plan, stats: Option<Duration>) -> Result<()> {
     let view = Arc::clone(server.view());
     // What was served and lost is said also where a failure ended it.
     let outcome = server.stop();
-    drop(metrics);
+    drop((metrics, stores));
     let total = view.snapshot();
     log::info!(
         "stopped: {} requests served, {} failed, {} slots leaked",
@@ -276,13 +281,14 @@ fn leave_the_workers_cores(plan: &Plan) -> Result<()> {
     if others.is_empty() { Ok(()) } else { affinity::restrict(&others) }
 }
 
-/// Opens the drives of a shard and binds its address.
-fn open(plan: &Plan, shard: &ShardPlan, token: &Token) -> Result<Shard> {
+/// Opens the drives of a shard, and their store unless ranges are served, and binds its address.
+fn open(plan: &Plan, shard: &ShardPlan, token: &Token) -> Result<(Shard, Option<Store>)> {
+    let mode = store::mode(plan);
     match shard.storage.backend {
         Backend::Mem => listen(plan, shard, token, shard.storage.open_mem()?),
-        Backend::Uring => listen(plan, shard, token, shard.storage.open_uring()?),
+        Backend::Uring => listen(plan, shard, token, shard.storage.open_uring_for(mode)?),
         #[cfg(feature = "spdk")]
-        Backend::Spdk => listen(plan, shard, token, shard.storage.open_spdk()?),
+        Backend::Spdk => listen(plan, shard, token, shard.storage.open_spdk_for(mode)?),
         #[cfg(not(feature = "spdk"))]
         Backend::Spdk => Err(super::options::spdk_missing()),
     }
@@ -293,14 +299,18 @@ fn listen<S: Storage + 'static>(
     shard: &ShardPlan,
     token: &Token,
     storage: S,
-) -> Result<Shard> {
-    let slot_size = usize::try_from(shard.slot_size)
-        .map_err(|_| Error::usage(format!("a slot size of {}", shard.slot_size)))?;
+) -> Result<(Shard, Option<Store>)> {
+    let store = if plan.raw { None } else { Some(store::open_store(plan, shard, &storage)?) };
+    let slot_size = match &store {
+        Some(store) => store::slot_size(store),
+        None => usize::try_from(shard.slot_size)
+            .map_err(|_| Error::usage(format!("a slot size of {}", shard.slot_size)))?,
+    };
     let options = ServeOptions {
         cores: shard.cores.clone(),
         depth: shard.depth,
         slot_size,
-        objects: None,
+        objects: store.as_ref().map(|store| Arc::clone(&store.objects)),
         pages: shard.storage.hugepages,
         node: shard.storage.node,
         check: shard.storage.check,
@@ -322,12 +332,13 @@ fn listen<S: Storage + 'static>(
         );
     }
     let address = shard.listen.resolve()?[0];
-    match shard.fabric {
+    let shard = match shard.fabric {
         FabricKind::Tcp => {
             join(shard, storage, TcpListener::bind(address, TcpOptions::default())?, options)
         }
         FabricKind::Rdma => join(shard, storage, RdmaListener::bind(address)?, options),
-    }
+    };
+    Ok((shard?, store))
 }
 
 /// Joins the two; what is wrong with the options is said with the place of the shard.

@@ -38,8 +38,11 @@ wait_for() {
 }
 
 # serve ARGS...: starts `millrace serve --raw` and waits until it listens.
-serve() {
-    "$millrace" serve --raw "$@" >"$out/serve.out" 2>"$out/serve.log" &
+serve() { serve_store --raw "$@"; }
+
+# serve_store ARGS...: starts `millrace serve`, which serves objects without --raw.
+serve_store() {
+    "$millrace" serve "$@" >"$out/serve.out" 2>"$out/serve.log" &
     server_pid=$!
     listening() { grep -q '^listening on ' "$out/serve.out" || ! kill -0 "$server_pid"; }
     wait_for 60 listening || fail "the server does not listen: serve $*"

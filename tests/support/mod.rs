@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+#[allow(unused_imports, reason = "each test program uses a part")]
 pub use skip::*;
 
 /// The built program.
@@ -78,11 +79,20 @@ impl Server {
         Self::start_command(millrace(), args)
     }
 
-    /// The same with a command that is prepared already (environment, limits, wrapper).
-    pub fn start_command(mut command: Command, args: &[&str]) -> Self {
+    /// Starts `millrace serve --listen 127.0.0.1:0 ARGS...` for the objects of a store.
+    pub fn start_store(args: &[&str]) -> Self {
+        Self::start_serve(millrace(), args)
+    }
+
+    /// Serves ranges with a command that is prepared already (environment, limits, wrapper).
+    pub fn start_command(command: Command, args: &[&str]) -> Self {
+        Self::start_serve(command, &[&["--raw"], args].concat())
+    }
+
+    fn start_serve(mut command: Command, args: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a folder for the log");
         let log = dir.path().join("log");
-        command.arg("serve").arg("--raw");
+        command.arg("serve");
         if !args.contains(&"--listen") {
             command.args(["--listen", "127.0.0.1:0"]);
         }
@@ -192,6 +202,19 @@ pub fn seeded_file(path: &Path, len: usize) -> Vec<u8> {
 /// A folder on a disk filesystem (O_DIRECT works there), below the build's own.
 pub fn disk_dir() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder in the target folder")
+}
+
+/// A folder in memory, where the kernel has O_DIRECT there (Linux 6.6 and later) and room; else as
+/// [`disk_dir`]. For tests of many durable writes that are not about a loss of power.
+pub fn fast_dir() -> tempfile::TempDir {
+    use std::os::unix::fs::OpenOptionsExt;
+    const O_DIRECT: i32 = 0o40000;
+    let memory = tempfile::tempdir_in("/dev/shm").ok().filter(|dir| {
+        let mut open = std::fs::OpenOptions::new();
+        open.write(true).create(true).custom_flags(O_DIRECT);
+        open.open(dir.path().join("probe")).is_ok()
+    });
+    memory.unwrap_or_else(disk_dir)
 }
 
 /// True where a program of this name can be run.

@@ -24,6 +24,7 @@ type Field<T> = Option<Spanned<T>>;
 #[serde(deny_unknown_fields)]
 struct File {
     raw: Option<bool>,
+    writable: Option<bool>,
     token_file: Option<PathBuf>,
     insecure: Option<bool>,
     metrics: Field<String>,
@@ -136,6 +137,7 @@ pub(super) fn parse(name: &str, text: &str, root: &Root) -> Result<Plan> {
     Ok(Plan {
         shards: shards.collect::<Result<_>>()?,
         raw: file.raw.unwrap_or(false),
+        writable: file.writable.unwrap_or(false),
         token_file: file.token_file,
         insecure: file.insecure.unwrap_or(false),
         metrics: source.parsed(&file.metrics)?,

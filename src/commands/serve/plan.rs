@@ -22,6 +22,8 @@ pub(super) struct Plan {
     pub shards: Vec<ShardPlan>,
     /// Byte ranges of drives, not objects.
     pub raw: bool,
+    /// Puts and deletes of objects are taken.
+    pub writable: bool,
     pub token_file: Option<PathBuf>,
     pub insecure: bool,
     pub metrics: Option<Address>,
@@ -90,6 +92,10 @@ impl Plan {
             };
             Error::usage(format!("{}{what} is {of}", shard.place())).remedy(remedy)
         };
+        if self.raw && self.writable {
+            return Err(Error::usage("ranges of drives are served read-only")
+                .remedy("leave out writable, or serve the objects of a store without raw"));
+        }
         for shard in &self.shards {
             if let Some(other) = names.insert(&shard.name, shard) {
                 return Err(Error::usage(format!(
