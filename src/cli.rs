@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{bench, device, get, local, predict, put, serve, store};
-use crate::error::{Error, Kind};
+use crate::commands::{bench, device, doctor, get, local, predict, put, serve, store};
+use crate::error::{Error, Kind, Result};
 
 /// Serves NVMe reads to remote clients over RDMA or TCP, through io_uring or SPDK.
 ///
@@ -35,6 +35,11 @@ enum Command {
     Predict(predict::PredictArgs),
     /// List NVMe drives, and move them between the kernel's driver and vfio-pci
     Device(device::DeviceArgs),
+    /// Is this host fit for the job, what stands in its way, and what is its ceiling?
+    ///
+    /// Changes nothing, opens no drive and wakes none. Exit code: 0 all well, 3 warnings, 4
+    /// failures.
+    Doctor(doctor::DoctorArgs),
     /// Make, fill, list and verify stores of objects on drives
     Store(store::StoreArgs),
 }
@@ -43,7 +48,7 @@ fn version() -> &'static str {
     concat!(env!("CARGO_PKG_VERSION"), " (", env!("MILLRACE_REVISION"), ")")
 }
 
-/// Runs the program: exit code 0 for done, 1 for failed, 2 for wrong usage.
+/// Runs the program: exit code 0 for done, 1 for failed, 2 for wrong usage; doctor also 3 and 4.
 pub fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("info"))
         .target(env_logger::Target::Stderr)
@@ -57,10 +62,15 @@ pub fn main() -> ExitCode {
         Command::Delete(args) => put::delete(&args),
         Command::Predict(args) => predict::run(&args),
         Command::Device(args) => device::run(&args),
+        Command::Doctor(args) => return finish(doctor::run(&args)),
         Command::Store(args) => store::run(&args),
     };
+    finish(outcome.map(|()| 0))
+}
+
+fn finish(outcome: Result<u8>) -> ExitCode {
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("millrace: {}", error.report());
             exit_code(&error)

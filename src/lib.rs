@@ -4,7 +4,7 @@
 //! Imports point downward only:
 //!
 //! ```text
-//! main -> cli -> commands -> { server, bench, device } -> { client, store }
+//! main -> cli -> commands -> { server, bench, device, doctor } -> { client, store }
 //!      -> { storage, fabric }
 //!      -> { memory, object, check, wire } -> { host, stats, limits, error, units }
 //! ```
@@ -17,6 +17,7 @@ pub mod cli;
 pub mod client;
 pub mod commands;
 pub mod device;
+pub mod doctor;
 pub mod error;
 pub mod fabric;
 pub mod host;

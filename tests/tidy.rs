@@ -10,7 +10,7 @@ const LAYERS: [&[&str]; 8] = [
     &["main"],
     &["cli"],
     &["commands"],
-    &["server", "bench", "device"],
+    &["server", "bench", "device", "doctor"],
     &["client", "store"],
     &["storage", "fabric"],
     &["memory", "check", "wire", "object"],

@@ -24,6 +24,6 @@ pub use local::LocalTarget;
 pub use objects::{ObjectLoad, Shares};
 pub use pattern::{Order, Pattern, PatternOptions};
 pub use remote::RemoteTarget;
-pub use report::{Group, Report, Round, ServerResult, Stages, Summary, Tool};
+pub use report::{Group, HostChecks, Report, Round, ServerResult, Stages, Summary, Tool};
 pub use run::{Outcome, RunOptions, Sizes, run};
 pub use target::{Failed, Finished, Op, Outages, Polled, Taken, Target};

@@ -9,6 +9,7 @@ use super::job::RoundStats;
 use super::target::Failed;
 use crate::client::RemoteServer;
 use crate::host::facts::Facts;
+use crate::host::finding::Checked;
 use crate::stats::LatencySummary;
 use crate::units::{format_nanos, format_size};
 
@@ -40,6 +41,15 @@ impl Tool {
     }
 }
 
+/// What the checks at the start of a command found.
+#[derive(Debug, Clone, Serialize)]
+pub struct HostChecks {
+    /// Check by check, those that apply.
+    pub checks: Vec<Checked>,
+    /// Every fact that they looked at.
+    pub facts: serde_json::Value,
+}
+
 /// The host before and after a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct HostFacts {
@@ -47,6 +57,9 @@ pub struct HostFacts {
     pub before: Facts,
     /// After the last round.
     pub after: Facts,
+    /// What `doctor` says of it.
+    #[serde(flatten)]
+    pub start: Option<HostChecks>,
 }
 
 /// Mean time of a read in each stage, in nanoseconds. They add up to the mean latency.

@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::counters::{Counters, LOAD_THREAD, Observe, Probe, Totals};
 use super::job::{Job, Load, RoundStats, Seen};
 use super::pattern::{Pattern, PatternOptions};
-use super::report::{Group, HostFacts, Report, SCHEMA, Spread, Summary, Tool};
+use super::report::{Group, HostChecks, HostFacts, Report, SCHEMA, Spread, Summary, Tool};
 use super::target::{Outages, Target};
 use crate::error::{Error, Kind, Result};
 use crate::host::facts::Facts;
@@ -65,6 +65,13 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Adds what was found before the run.
+    #[must_use]
+    pub fn after(mut self, checks: HostChecks) -> Self {
+        self.host.start = Some(checks);
+        self
+    }
+
     /// The result with the configuration that led to it.
     pub fn report<C>(self, config: C) -> Report<C> {
         Report {
@@ -279,7 +286,7 @@ pub fn run<T: Target>(
     Ok(Outcome {
         counters: counted?.map(|totals| totals.per_read(summary.iops)),
         groups: groups.into_iter().map(group).collect(),
-        host: HostFacts { before, after: Facts::read(&Root::system()) },
+        host: HostFacts { before, after: Facts::read(&Root::system()), start: None },
         summary,
         rounds: rounds.iter().map(|round| Summary::of(round, seconds, open_loop)).collect(),
     })

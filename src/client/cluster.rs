@@ -23,7 +23,7 @@ pub struct ClusterOptions {
     pub servers: Vec<String>,
     /// Local addresses of the NICs to use (RDMA); empty leaves it to the routing table.
     pub locals: Vec<IpAddr>,
-    /// Workers of each server, as [`RemoteServer::workers`] says; empty where that is not known yet.
+    /// Workers of each server, as [`RemoteServer::workers`] says; empty where that is not known.
     pub workers: Vec<u16>,
     /// How each connection is made; its `local` and `worker` are not looked at.
     pub client: ClientOptions,

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::local::{load_options, publish};
 use super::options::{LoadArgs, duration, parse, read_token, seconds};
+use super::preflight::{Start, check};
 use crate::bench::{ObjectLoad, RemoteTarget, ServerResult, Shares, run as run_load};
 use crate::client::{Client, ClientOptions, Cluster, ClusterOptions, LanePlan, RemoteServer};
 use crate::error::{Error, Kind, Result};
@@ -109,6 +110,16 @@ pub fn run(args: BenchArgs) -> Result<()> {
         },
         deadline: args.deadline,
     };
+    let cores = args.cores.as_deref().map(affinity::parse_list).transpose()?.unwrap_or_default();
+    let lanes = args.connections.unwrap_or(1).div_ceil(args.threads.max(1)) as u64;
+    let checks = check(&[Start {
+        rdma: args.connect.iter().any(|address| address.starts_with("rdma://")),
+        cores: cores.clone(),
+        io_size: cluster.client.max_read as u64,
+        slots: u64::from(depth) * lanes,
+        files: args.connections.unwrap_or(args.connect.len()) as u64,
+        ..Start::default()
+    }])?;
     let mut servers = Vec::new();
     for number in 0..args.connect.len() {
         let (server, landing) = meet(&cluster, number, depth, &args)?;
@@ -133,7 +144,6 @@ pub fn run(args: BenchArgs) -> Result<()> {
     }
     let objects = args.objects.map(|count| shares(&args, count, &servers)).transpose()?;
 
-    let cores = args.cores.as_deref().map(affinity::parse_list).transpose()?.unwrap_or_default();
     let mut options = load_options(&args.load, args.threads, cores)?;
     let names = servers.iter().flat_map(|server| &server.drives);
     let drives: Vec<String> = names.map(|drive| drive.name.clone()).collect();
@@ -171,7 +181,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
     );
     let groups = outcome.groups.clone();
     let config = Config { command: "bench", args: &args, connections_used: connections };
-    let mut report = outcome.report(config);
+    let mut report = outcome.after(checks).report(config);
     report.servers = groups
         .into_iter()
         .map(|group| ServerResult {

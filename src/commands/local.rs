@@ -8,7 +8,10 @@ use clap::Args;
 use serde::Serialize;
 
 use super::options::{Backend, LoadArgs, StorageArgs};
-use crate::bench::{LocalTarget, Order, PatternOptions, Report, RunOptions, run as run_load};
+use super::preflight::{Start, check};
+use crate::bench::{
+    HostChecks, LocalTarget, Order, PatternOptions, Report, RunOptions, run as run_load,
+};
 use crate::error::{Context, Error, Kind, Result};
 use crate::host::affinity;
 use crate::limits::SLOT_ALIGN;
@@ -55,17 +58,24 @@ struct Config<'a> {
 
 /// Opens, loads, reports.
 pub fn run(args: LocalArgs) -> Result<()> {
+    let checks = check(&[Start {
+        storage: Some(&args.storage),
+        cores: args.cores.as_deref().map(affinity::parse_list).transpose()?.unwrap_or_default(),
+        io_size: args.load.io_size.into(),
+        slots: args.load.depth.into(),
+        ..Start::default()
+    }])?;
     match args.storage.backend {
-        Backend::Mem => measure(&args, &args.storage.open_mem()?),
-        Backend::Uring => measure(&args, &args.storage.open_uring()?),
+        Backend::Mem => measure(&args, &args.storage.open_mem()?, checks),
+        Backend::Uring => measure(&args, &args.storage.open_uring()?, checks),
         #[cfg(feature = "spdk")]
-        Backend::Spdk => measure(&args, &args.storage.open_spdk()?),
+        Backend::Spdk => measure(&args, &args.storage.open_spdk()?, checks),
         #[cfg(not(feature = "spdk"))]
         Backend::Spdk => Err(super::options::spdk_missing()),
     }
 }
 
-fn measure<S: Storage>(args: &LocalArgs, storage: &S) -> Result<()> {
+fn measure<S: Storage>(args: &LocalArgs, storage: &S, checks: HostChecks) -> Result<()> {
     let block = args.wait == Wait::Block;
     if block && (args.load.rate.is_some() || args.storage.backend != Backend::Uring) {
         return Err(Error::usage("--wait block is for io_uring in a closed loop")
@@ -112,7 +122,7 @@ fn measure<S: Storage>(args: &LocalArgs, storage: &S) -> Result<()> {
         config.cores_used.len(),
         if args.load.sequential { "sequential" } else { "random" },
     );
-    publish(&outcome.report(config), &title, args.load.json.as_deref())
+    publish(&outcome.after(checks).report(config), &title, args.load.json.as_deref())
 }
 
 /// What the load flags mean for a run of this many threads.

@@ -3,11 +3,13 @@
 pub mod bench;
 mod connection;
 pub mod device;
+pub mod doctor;
 pub mod get;
 pub mod local;
 mod names;
 mod options;
 pub mod predict;
+mod preflight;
 pub mod put;
 pub mod serve;
 pub mod store;

@@ -17,6 +17,7 @@ use clap::Args;
 use self::auto::{Host, Nic};
 use self::plan::{Plan, ShardPlan};
 use super::options::{Backend, StorageArgs, duration, parse, read_token, size};
+use super::preflight::{Start, check};
 use crate::device::{DEFAULT_JOURNAL, Journal, survey};
 use crate::error::{Context, Error, Result};
 use crate::fabric::address::{Address, FabricKind};
@@ -25,7 +26,9 @@ use crate::fabric::tcp::{TcpListener, TcpOptions};
 use crate::fabric::{Listener, Token};
 use crate::host::notify::Notifier;
 use crate::host::{Root, affinity, net, topology};
-use crate::limits::{DEFAULT_CONNECTIONS, DEFAULT_CREDITS, DEFAULT_DEPTH, DEFAULT_SLOT_SIZE};
+use crate::limits::{
+    DEFAULT_CONNECTIONS, DEFAULT_CREDITS, DEFAULT_DEPTH, DEFAULT_SLOT_SIZE, SLOTS_PER_DEPTH,
+};
 use crate::server::{MetricsServer, ServeOptions, Server, Shard};
 use crate::stats::Snapshot;
 use crate::storage::Storage;
@@ -131,7 +134,20 @@ pub fn run(args: ServeArgs) -> Result<()> {
         print!("{}", plan.show(&root)?);
         return Ok(());
     }
+    check(&plan.shards.iter().map(start_of).collect::<Vec<_>>())?;
     serve(&plan, args.stats)
+}
+
+/// What the checks of the host need to know of a shard.
+fn start_of(shard: &ShardPlan) -> Start<'_> {
+    Start {
+        storage: Some(&shard.storage),
+        rdma: shard.fabric == FabricKind::Rdma,
+        cores: shard.cores.clone(),
+        io_size: shard.slot_size,
+        slots: u64::from(shard.depth) * SLOTS_PER_DEPTH as u64,
+        files: shard.max_connections as u64,
+    }
 }
 
 fn plan_of_flags(args: &ServeArgs) -> Result<Plan> {

@@ -10,6 +10,7 @@ use crate::error::{Error, Kind, Result};
 use crate::host::Root;
 use crate::host::iommu;
 use crate::host::usage::Use;
+use crate::host::vfio::{self, MODULES};
 use crate::units::format_size;
 
 /// What a person asks of `bind`.
@@ -45,13 +46,6 @@ struct Refusal {
     what: String,
     remedy: String,
 }
-
-/// Modules of VFIO, by the place that shows them to be there, loaded or built in. `vfio` itself
-/// comes with vfio-pci; where it is built in, /sys/module need not show it.
-const MODULES: [(&str, &str); 2] = [
-    ("vfio-pci", "/sys/bus/pci/drivers/vfio-pci"),
-    ("vfio_iommu_type1", "/sys/module/vfio_iommu_type1"),
-];
 
 /// Finds the drives and checks everything that can be checked without touching them. The error
 /// names every reason against every drive, each with the command that removes it.
@@ -228,58 +222,25 @@ fn group(root: &Root, drive: &Drive, named: &[&Drive]) -> Vec<Refusal> {
     let address = drive.address;
     let Some(group) = drive.iommu_group else {
         // Said once for the machine if it has no IOMMU at all.
-        let refusal = Refusal {
-            kind: Kind::Unsupported,
-            what: format!("{address} is in no IOMMU group, though this machine has some"),
-            remedy:
-                "move the drive to a slot behind the IOMMU, or leave it to the kernel's driver \
-                     (--backend uring)"
-                    .to_owned(),
-        };
+        let refusal = Refusal::from(iommu::no_group(address));
         return iommu::is_on(root).then_some(refusal).into_iter().collect();
     };
     if iommu::is_noiommu(root, group) {
-        return vec![noiommu(root)];
+        return vec![iommu::noiommu(iommu::cpu_vendor(root).as_deref()).into()];
     }
     let stands = drive.iommu_peers.iter().filter(|peer| {
         !peer.is_viable() && !named.iter().any(|other| other.address == peer.address)
     });
-    stands
-        .map(|peer| {
-            let driver = peer.driver.as_deref().unwrap_or("no driver");
-            Refusal {
-                kind: Kind::Busy,
-                what: format!(
-                    "IOMMU group {group} is not viable: its member {} (class {:06x}) has the \
-                     driver {driver}",
-                    peer.address, peer.class
-                ),
-                remedy: match driver {
-                    NVME => format!(
-                        "name that drive too: millrace device bind {address} {}",
-                        peer.address
-                    ),
-                    _ => format!(
-                        "if nobody needs it: echo {0} > /sys/bus/pci/drivers/{driver}/unbind; or \
-                         move the drive to a slot with a group of its own",
-                        peer.address
-                    ),
-                },
-            }
-        })
-        .collect()
+    stands.map(|peer| iommu::not_viable(group, address, peer).into()).collect()
 }
 
-fn noiommu(root: &Root) -> Refusal {
-    Refusal {
-        kind: Kind::Unsupported,
-        what: "VFIO is in no-IOMMU mode, in which the drive could write anywhere in memory: \
-               millrace does not use it"
-            .to_owned(),
-        remedy: format!(
-            "echo N > /sys/module/vfio/parameters/enable_unsafe_noiommu_mode; {}",
-            iommu::remedy(root)
-        ),
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self {
+            kind: error.kind(),
+            what: error.what().to_owned(),
+            remedy: error.remedy_text().unwrap_or_default().to_owned(),
+        }
     }
 }
 
@@ -287,14 +248,11 @@ fn iommu_off(root: &Root) -> Option<Refusal> {
     if iommu::is_on(root) {
         return None;
     }
+    let vendor = iommu::cpu_vendor(root);
     if iommu::noiommu_allowed(root) {
-        return Some(noiommu(root));
+        return Some(iommu::noiommu(vendor.as_deref()).into());
     }
-    Some(Refusal {
-        kind: Kind::Unsupported,
-        what: "the IOMMU is off: /sys/kernel/iommu_groups is empty".to_owned(),
-        remedy: iommu::remedy(root).to_owned(),
-    })
+    Some(iommu::off(vendor.as_deref()).into())
 }
 
 /// Modules that must be loaded, and reasons why they cannot be.
@@ -303,33 +261,15 @@ fn modules(kernel: &dyn Kernel) -> (Vec<&'static str>, Vec<Refusal>) {
     let absent: Vec<&'static str> = absent.map(|(name, _)| *name).collect();
     let refusals = absent
         .iter()
-        .filter_map(|name| Some(cannot_load(kernel, name, kernel.load(name, true).err()?)))
+        .filter_map(|name| Some(cannot_load(kernel.root(), name, &kernel.load(name, true).err()?)))
         .collect();
     (absent, refusals)
 }
 
-fn cannot_load(kernel: &dyn Kernel, module: &str, why: String) -> Refusal {
-    let root = kernel.root();
+fn cannot_load(root: &Root, module: &str, why: &str) -> Refusal {
     let release = root.read("/proc/sys/kernel/osrelease").unwrap_or_default();
     let locked = iommu::lockdown(root).filter(|state| state != "none");
-    let (what, remedy) = match locked {
-        Some(state) => (
-            format!("the module {module} cannot be loaded under kernel lockdown ({state}): {why}"),
-            format!(
-                "lockdown takes only modules signed with a key that the kernel trusts: install the \
-                 distribution's own (Debian: apt install linux-image-{release}), or enrol your \
-                 key: mokutil --import KEY.der"
-            ),
-        ),
-        None => (
-            format!("the module {module} is not loaded and cannot be: {why}"),
-            format!(
-                "install the modules of kernel {release} (Debian: apt install \
-                 linux-image-{release}), then modprobe {module}"
-            ),
-        ),
-    };
-    Refusal { kind: Kind::Unsupported, what, remedy }
+    vfio::cannot_load(module, why, &release, locked.as_deref()).into()
 }
 
 /// Loads what the plan names and verifies that it is there. No drive has been touched yet.
@@ -342,7 +282,7 @@ pub(super) fn load_modules(kernel: &dyn Kernel, modules: &[&'static str]) -> Res
             Ok(()) if kernel.root().exists(place) => continue,
             Ok(()) => format!("modprobe succeeded, but {place} is not there"),
         };
-        let refusal = cannot_load(kernel, module, why);
+        let refusal = cannot_load(kernel.root(), module, &why);
         let what = format!("no drive was touched: {}", refusal.what);
         return Err(Error::new(refusal.kind, what).remedy(refusal.remedy));
     }

@@ -39,12 +39,15 @@ pub fn restrict(cpus: &[usize]) -> Result<()> {
     if unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) } != 0 {
         let cause = std::io::Error::last_os_error();
         let named: Vec<String> = cpus.iter().map(usize::to_string).collect();
-        let named = named.join(", ");
-        return Err(Error::new(Kind::Usage, format!("cannot pin a thread to CPU {named}"))
-            .caused_by(cause)
-            .remedy("name CPUs that are online and in this process's cpuset by --cores"));
+        return Err(cannot_pin(&named.join(", ")).caused_by(cause));
     }
     Ok(())
+}
+
+/// The error of CPUs, as a list, that this process may not use.
+pub fn cannot_pin(cpu: &str) -> Error {
+    Error::new(Kind::Usage, format!("cannot pin a thread to CPU {cpu}"))
+        .remedy("name CPUs that are online and in this process's cpuset by --cores")
 }
 
 /// The CPUs for `count` threads: the lowest allowed ones, CPU 0 last, because the kernel puts its

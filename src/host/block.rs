@@ -163,23 +163,12 @@ impl BlockDevice {
 pub fn of_pci(root: &Root, address: Address, wanted: Option<u32>) -> Result<String> {
     let folder = format!("/sys/bus/pci/devices/{address}");
     if !root.exists(&folder) {
-        return Err(Error::new(Kind::NotFound, format!("there is no PCI device {address}"))
-            .remedy("`millrace device list` shows the drives, `lspci -D` all devices"));
+        return Err(no_function(address));
     }
     let driver = root.link(format!("{folder}/driver")).ok();
     match driver.as_deref().map(last).as_deref() {
         Some("nvme") => {}
-        Some(other) => {
-            return Err(Error::new(
-                Kind::Busy,
-                format!("{address} is bound to {other}, so the kernel has no block device of it"),
-            )
-            .remedy(format!("millrace device restore {address}; or use --backend spdk")));
-        }
-        None => {
-            return Err(Error::new(Kind::NotFound, format!("{address} is bound to no driver"))
-                .remedy(format!("millrace device restore {address}")));
-        }
+        other => return Err(elsewhere(address, other)),
     }
     let mut disks = Vec::new();
     for controller in root.list(format!("{folder}/nvme")).unwrap_or_default() {
@@ -212,6 +201,31 @@ pub fn of_pci(root: &Root, address: Address, wanted: Option<u32>) -> Result<Stri
     }
 }
 
+/// The error of an address without a PCI function.
+pub fn no_function(address: Address) -> Error {
+    Error::new(Kind::NotFound, format!("there is no PCI device {address}"))
+        .remedy("`millrace device list` shows the drives, `lspci -D` all devices")
+}
+
+/// The error of a path without a drive.
+pub fn no_drive(path: &str) -> Error {
+    Error::new(Kind::NotFound, format!("there is no drive {path}"))
+        .remedy("`millrace device list` shows the drives, and which driver has them")
+}
+
+/// The error of a drive that another driver than the kernel's has, or none.
+pub fn elsewhere(address: Address, driver: Option<&str>) -> Error {
+    match driver {
+        Some(other) => Error::new(
+            Kind::Busy,
+            format!("{address} is bound to {other}, so the kernel has no block device of it"),
+        )
+        .remedy(format!("millrace device restore {address}; or use --backend spdk")),
+        None => Error::new(Kind::NotFound, format!("{address} is bound to no driver"))
+            .remedy(format!("millrace device restore {address}")),
+    }
+}
+
 /// The block device of an entry in a controller's folder. `nvme0c1n2` is the path through
 /// controller 1 to namespace 2 of subsystem 0, whose block device is `nvme0n2`.
 fn namespace(entry: &str) -> Option<String> {
@@ -219,6 +233,12 @@ fn namespace(entry: &str) -> Option<String> {
     let (head, namespace) = entry.strip_prefix("nvme")?.rsplit_once('n')?;
     let subsystem = head.split_once('c').map_or(head, |(subsystem, _)| subsystem);
     (number(subsystem) && number(namespace)).then(|| format!("nvme{subsystem}n{namespace}"))
+}
+
+/// The head of a path of native multipath: `nvme0n2` of `nvme0c1n2`; `None` for other names.
+pub fn head_of_path(name: &str) -> Option<String> {
+    let (controller, _) = name.strip_prefix("nvme")?.rsplit_once('n')?;
+    controller.contains('c').then(|| namespace(name)).flatten()
 }
 
 /// Number that the controller knows the namespace of a disk by. The number in the disk's name is

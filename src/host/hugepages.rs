@@ -3,6 +3,7 @@
 
 use super::Root;
 use crate::error::{Error, Kind, Result};
+use crate::units::format_size;
 
 /// The default hugepage size in bytes, from /proc/meminfo.
 pub fn default_size(root: &Root) -> Result<usize> {
@@ -40,10 +41,37 @@ pub fn free(root: &Root, size: usize, node: Option<u32>) -> Result<u64> {
     Ok(free.saturating_sub(reserved))
 }
 
+/// The error of a pool that has too few free pages.
+pub fn shortage(size: usize, need: u64, free: u64, node: Option<u32>) -> Error {
+    let on = node.map_or_else(String::new, |node| format!(" on NUMA node {node}"));
+    let name = format_size(size as u64);
+    Error::new(Kind::Resource, format!("{need} hugepages of {name} needed, {free} free{on}"))
+        .remedy(remedy(size, need.saturating_sub(free).max(1), node))
+}
+
+/// The error of a system without a hugetlbfs, which DPDK looks for its pages in.
+pub fn no_mount() -> Error {
+    Error::new(Kind::Resource, "no hugetlbfs is mounted, which SPDK needs").remedy(MOUNT)
+}
+
+/// The command that mounts one.
+pub const MOUNT: &str = "mkdir -p /dev/hugepages && mount -t hugetlbfs nodev /dev/hugepages";
+
+/// Pages of the default size in bytes that SPDK takes for itself: DPDK's own structures, queues and
+/// the controllers have about 16 MiB.
+pub fn spdk_base(size: usize) -> u64 {
+    (32usize << 20).div_ceil(size) as u64
+}
+
 /// The command that adds `missing` pages to a pool.
 pub fn remedy(size: usize, missing: u64, node: Option<u32>) -> String {
+    format!("reserve {missing} more: {}", command(size, missing, node))
+}
+
+/// The same for a shell.
+pub fn command(size: usize, missing: u64, node: Option<u32>) -> String {
     let file = format!("{}/nr_hugepages", pool(size, node));
-    format!("reserve {missing} more: echo $(( $(cat {file}) + {missing} )) > {file}")
+    format!("echo $(( $(cat {file}) + {missing} )) > {file}")
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::Root;
 use super::pci::{self, Address};
+use crate::error::{Error, Kind};
 
 /// A function that shares an IOMMU group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -68,9 +69,16 @@ pub fn peers(root: &Root, address: Address) -> Vec<Peer> {
         .collect()
 }
 
-/// How to switch the IOMMU on, for this machine's processor.
-pub fn remedy(root: &Root) -> &'static str {
-    let cpus = root.read("/proc/cpuinfo").unwrap_or_default();
+/// Maker of the processors, as /proc/cpuinfo says it.
+pub fn cpu_vendor(root: &Root) -> Option<String> {
+    let text = root.read("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("vendor_id"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+/// How to switch the IOMMU on, for processors of this maker.
+pub fn remedy(vendor: Option<&str>) -> &'static str {
+    let cpus = vendor.unwrap_or_default();
     if cpus.contains("GenuineIntel") {
         "switch VT-d on in the firmware, add intel_iommu=on to the kernel's command line and \
          reboot; then ls /sys/kernel/iommu_groups must not be empty"
@@ -81,6 +89,53 @@ pub fn remedy(root: &Root) -> &'static str {
         "switch the IOMMU (SMMU) on in the firmware and reboot; then ls /sys/kernel/iommu_groups \
          must not be empty"
     }
+}
+
+/// The error of a machine without an IOMMU.
+pub fn off(vendor: Option<&str>) -> Error {
+    Error::new(Kind::Unsupported, "the IOMMU is off: /sys/kernel/iommu_groups is empty")
+        .remedy(remedy(vendor))
+}
+
+/// The error of a function in no group, on a machine that has some.
+pub fn no_group(address: Address) -> Error {
+    let what = format!("{address} is in no IOMMU group, though this machine has some");
+    Error::new(Kind::Unsupported, what).remedy(
+        "move the drive to a slot behind the IOMMU, or leave it to the kernel's driver (--backend \
+         uring)",
+    )
+}
+
+/// The error of a VFIO that would do without an IOMMU.
+pub fn noiommu(vendor: Option<&str>) -> Error {
+    Error::new(
+        Kind::Unsupported,
+        "VFIO is in no-IOMMU mode, in which the drive could write anywhere in memory: millrace \
+         does not use it",
+    )
+    .remedy(format!(
+        "echo N > /sys/module/vfio/parameters/enable_unsafe_noiommu_mode; {}",
+        remedy(vendor)
+    ))
+}
+
+/// The error of a group that cannot go to userspace as a whole: of its first member that stays.
+pub fn not_viable(group: u32, address: Address, peer: &Peer) -> Error {
+    let driver = peer.driver.as_deref().unwrap_or("no driver");
+    let what = format!(
+        "IOMMU group {group} is not viable: its member {} (class {:06x}) has the driver {driver}",
+        peer.address, peer.class
+    );
+    Error::new(Kind::Busy, what).remedy(match driver {
+        "nvme" => {
+            format!("name that drive too: millrace device bind {address} {}", peer.address)
+        }
+        _ => format!(
+            "if nobody needs it: echo {0} > /sys/bus/pci/drivers/{driver}/unbind; or move the \
+             drive to a slot with a group of its own",
+            peer.address
+        ),
+    })
 }
 
 /// Kernel lockdown as the kernel says it: `none`, `integrity`, `confidentiality`; `None` where the

@@ -64,7 +64,8 @@ fn serial(text: &str) -> Option<String> {
     (!matches!(text, "(efault)" | "(null)")).then(|| text.to_owned())
 }
 
-fn disk(root: &Root, name: String) -> Option<Disk> {
+/// The disk of this name with its partitions.
+pub fn disk(root: &Root, name: String) -> Option<Disk> {
     let folder = format!("/sys/block/{name}");
     let sectors = root.read_number(format!("{folder}/size")).ok()?;
     let mut partitions = root.list(&folder).ok()?;

@@ -141,6 +141,28 @@ pub struct Link {
     pub width: u32,
 }
 
+impl Link {
+    /// What both of two ends can do.
+    pub fn least(self, other: Link) -> Link {
+        Link {
+            gigatransfers: self.gigatransfers.min(other.gigatransfers),
+            width: self.width.min(other.width),
+        }
+    }
+
+    /// Bits per second of one direction after the encoding of the line: 8b/10b up to 5 GT/s,
+    /// 128b/130b up to 32 GT/s, and from 64 GT/s on flits, of whose 256 bytes 236 are of
+    /// transactions (PCI Express Base Specification 6.0, 4.2).
+    pub fn bits_per_sec(self) -> f64 {
+        let encoding = match self.gigatransfers {
+            ..=5.0 => 0.8,
+            ..=32.0 => 128.0 / 130.0,
+            _ => 236.0 / 256.0,
+        };
+        self.gigatransfers * 1e9 * encoding * f64::from(self.width)
+    }
+}
+
 impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}GT/s x{}", self.gigatransfers, self.width)
@@ -175,6 +197,16 @@ pub fn upstream(root: &Root, address: Address) -> Option<Address> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn links_carry_what_their_encoding_leaves() {
+        let gbit = |gigatransfers, width| Link { gigatransfers, width }.bits_per_sec() / 1e9;
+        // The NIC of background: 8 GT/s x4 is 32 Gb/s less encoding.
+        assert!((gbit(8.0, 4) - 31.51).abs() < 0.01);
+        assert!((gbit(8.0, 16) - 126.03).abs() < 0.01);
+        assert_eq!(gbit(5.0, 4), 16.0);
+        assert_eq!(gbit(64.0, 4), 236.0);
+    }
 
     #[test]
     fn addresses_parse_and_print() {

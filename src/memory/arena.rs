@@ -288,11 +288,7 @@ impl Arena {
         let need = need as u64;
         let name = format_size(size as u64);
         match hugepages::free(&Root::system(), size, node) {
-            Ok(free) => Error::new(
-                Kind::Resource,
-                format!("{need} hugepages of {name} needed, {free} free{}", on_node(node)),
-            )
-            .remedy(hugepages::remedy(size, need.saturating_sub(free), node)),
+            Ok(free) => hugepages::shortage(size, need, free, node),
             Err(e) => Error::new(Kind::Unsupported, format!("no hugepages of {name} here"))
                 .remedy(e.report()),
         }

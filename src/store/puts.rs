@@ -178,7 +178,8 @@ impl<Q: Queue> Puts<Q> {
         Error::new(
             Kind::Resource,
             format!(
-                "the store is full: {} slots, {} objects, {} slots set aside; {} were stored before",
+                "the store is full: {} slots, {} objects, {} slots set aside; {} were stored \
+                 before",
                 tally.slots, tally.objects, tally.set_aside, report.stored
             ),
         )

@@ -86,8 +86,8 @@ fn after_a_loss_of_power_every_key_holds_what_was_acknowledged() {
         values = left;
     }
     println!(
-        "{acknowledged} changes acknowledged, {failed} failed, {reads} reads, {moved} looked again; \
-         in flight at a loss of power: {unacknowledged:?} absent and there"
+        "{acknowledged} changes acknowledged, {failed} failed, {reads} reads, {moved} looked \
+         again; in flight at a loss of power: {unacknowledged:?} absent and there"
     );
     // What was tried is what was meant to be tried.
     assert!(acknowledged > 4 * ROUNDS && reads > 4 * ROUNDS && moved > 100 && failed > 100);

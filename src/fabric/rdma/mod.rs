@@ -28,7 +28,7 @@
 //! With the provider of a real NIC, posting and polling are loads and stores to mapped memory.
 //! Soft-RoCE has no doorbell: there every `ibv_post_send` is one system call.
 
-pub mod device;
+pub use crate::host::rdma as device;
 
 mod channel;
 mod cm;

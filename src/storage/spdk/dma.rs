@@ -81,7 +81,7 @@ fn allocate(
         // DPDK needs a header in front of what it aligns: one page more.
         let need = len.div_ceil(page) as u64 + 1;
         let free = hugepages::free(root, page, node)?;
-        let mut error = env::shortage(page, need, free.min(need - 1), node);
+        let mut error = crate::host::hugepages::shortage(page, need, free.min(need - 1), node);
         if let Some(lines) = env::errors() {
             error = error.caused_by(lines);
         }

@@ -14,7 +14,6 @@ use super::options::IovaMode;
 use crate::error::{Error, Kind, Result};
 use crate::host::pci::Address;
 use crate::host::{Root, hugepages};
-use crate::units::format_size;
 
 /// Proof that the environment is up. SPDK's functions may be called while one exists, which is
 /// from the first success on.
@@ -116,25 +115,15 @@ pub(super) fn init(iova: IovaMode, allowed: &[Address]) -> Result<Env> {
 fn check(root: &Root) -> Result<()> {
     let mounts = root.read("/proc/mounts")?;
     if !mounts.lines().any(|line| line.split(' ').nth(2) == Some("hugetlbfs")) {
-        return Err(Error::new(Kind::Resource, "no hugetlbfs is mounted, which SPDK needs")
-            .remedy("mkdir -p /dev/hugepages && mount -t hugetlbfs nodev /dev/hugepages"));
+        return Err(hugepages::no_mount());
     }
     let size = hugepages::default_size(root)?;
-    // DPDK's own structures, queues and the controllers take about 16 MiB.
-    let need = (32usize << 20).div_ceil(size) as u64;
+    let need = hugepages::spdk_base(size);
     let free = hugepages::free(root, size, None)?;
     if free < need {
-        return Err(shortage(size, need, free, None));
+        return Err(hugepages::shortage(size, need, free, None));
     }
     Ok(())
-}
-
-/// The error for hugepages that are missing, in the words of [`crate::memory::Arena::map`].
-pub(super) fn shortage(size: usize, need: u64, free: u64, node: Option<u32>) -> Error {
-    let on = node.map_or_else(String::new, |node| format!(" on NUMA node {node}"));
-    let name = format_size(size as u64);
-    Error::new(Kind::Resource, format!("{need} hugepages of {name} needed, {free} free{on}"))
-        .remedy(hugepages::remedy(size, need.saturating_sub(free).max(1), node))
 }
 
 pub(super) fn pci_addr(address: Address) -> sys::spdk_pci_addr {

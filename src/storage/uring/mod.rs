@@ -15,14 +15,13 @@ mod open;
 mod options;
 mod queue;
 mod ring;
-mod setup_error;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+pub use crate::host::uring::setup_error;
 pub use options::UringOptions;
 pub use queue::{UringQueue, leaked_rings};
-pub use setup_error::setup_error;
 
 use super::{DriveInfo, DriveName, OpenMode, Storage, check_depth};
 use crate::error::{Error, Result};

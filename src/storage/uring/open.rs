@@ -123,8 +123,7 @@ fn open_error(path: &Path, mode: OpenMode, cause: io::Error) -> Error {
     let purpose = if mode.is_writable() { "read and write" } else { "read" };
     let error = match cause.raw_os_error() {
         Some(libc::ENOENT | libc::ENOTDIR | libc::ENXIO | libc::ENODEV) => {
-            Error::new(Kind::NotFound, format!("there is no drive {path}"))
-                .remedy("`millrace device list` shows the drives, and which driver has them")
+            block::no_drive(&path.to_string())
         }
         Some(libc::EACCES | libc::EPERM) => {
             Error::new(Kind::Denied, format!("no permission to {purpose} {path}"))

@@ -24,9 +24,9 @@ use io_uring::types::{CancelBuilder, Timespec};
 use io_uring::{EnterFlags, IoUring, squeue};
 
 use super::options::UringOptions;
-use super::setup_error::{SYSCTL, memlock_error, setup_error};
 use crate::error::{Error, Kind, Result};
 use crate::host::Root;
+use crate::host::uring::{SYSCTL, memlock_error, setup_error};
 use crate::limits::{MAX_FIXED_BUFFER, MAX_SLOT_SIZE};
 use crate::memory::Arena;
 

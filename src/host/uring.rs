@@ -1,12 +1,72 @@
-//! Why the kernel refuses io_uring: the causes look alike, the remedies do not.
+//! Whether the kernel gives this process io_uring, and why not: the causes look alike, the
+//! remedies do not.
 
 use std::io;
 
+use io_uring::{IoUring, Probe as Opcodes, opcode};
+use serde::Serialize;
+
+use super::Root;
+use super::fact::Fact;
 use crate::error::{Error, Kind};
 use crate::units::format_size;
 
 /// The file that switches io_uring off (Documentation/admin-guide/sysctl/kernel.rst; since 6.6).
-pub(super) const SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
+pub const SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
+
+/// What came of asking the kernel for a ring.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "outcome", rename_all = "lowercase")]
+pub enum Probe {
+    /// The kernel refused, with this errno.
+    Refused {
+        /// errno of io_uring_setup(2).
+        errno: i32,
+    },
+    /// It gave one with the flags that a worker's has.
+    Given {
+        /// True where reads into registered buffers are known.
+        read_fixed: bool,
+    },
+    /// It was not asked: a captured tree answers no calls.
+    Unasked,
+}
+
+/// Asks for the smallest ring of the kind that a worker has, and gives it back.
+pub fn probe() -> Probe {
+    let mut builder = IoUring::builder();
+    builder.setup_single_issuer().setup_submit_all().setup_defer_taskrun().setup_taskrun_flag();
+    let ring: IoUring = match builder.dontfork().build(2) {
+        Ok(ring) => ring,
+        Err(e) => return Probe::Refused { errno: e.raw_os_error().unwrap_or(libc::EIO) },
+    };
+    let mut opcodes = Opcodes::new();
+    let known = ring.submitter().register_probe(&mut opcodes).is_ok();
+    Probe::Given { read_fixed: known && opcodes.is_supported(opcode::ReadFixed::CODE) }
+}
+
+/// The switches of io_uring, and what came of a probe.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Uring {
+    /// kernel.io_uring_disabled: 0 for all, 1 for the privileged, 2 for nobody; since 6.6.
+    pub disabled: Fact<u64>,
+    /// kernel.io_uring_group: who may use it nevertheless where that is 1; -1 for nobody.
+    pub group: Fact<i64>,
+    /// What the kernel said.
+    pub probe: Probe,
+}
+
+impl Uring {
+    /// Reads the switches below `root`; `probe` is the kernel's answer.
+    pub fn read(root: &Root, probe: Probe) -> Self {
+        let group = "/proc/sys/kernel/io_uring_group";
+        Self {
+            disabled: Fact::number(root, SYSCTL),
+            group: Fact::parse(root, group, |text| text.trim().parse().ok()),
+            probe,
+        }
+    }
+}
 
 /// What an errno of io_uring_setup(2) means. `disabled` is the value of kernel.io_uring_disabled,
 /// `None` where the kernel has no such file.
@@ -56,7 +116,7 @@ pub fn setup_error(errno: i32, disabled: Option<u64>) -> Error {
 
 /// What ENOMEM means on registering `need` bytes, when the process may lock `limit` bytes (`None`:
 /// without limit).
-pub(super) fn memlock_error(need: u64, limit: Option<u64>, cause: io::Error) -> Error {
+pub fn memlock_error(need: u64, limit: Option<u64>, cause: io::Error) -> Error {
     let need_text = format_size(need);
     let error = match limit {
         Some(limit) if limit < u64::MAX => Error::new(
@@ -98,6 +158,16 @@ mod tests {
             let error = setup_error(libc::EPERM, value);
             assert!(error.report().contains("seccomp"), "{error}");
             assert!(!error.report().contains("sysctl -w"), "{error}");
+        }
+    }
+
+    #[test]
+    fn this_kernel_is_asked() {
+        // Whatever it says, it is one of the answers that have a text.
+        match probe() {
+            Probe::Given { read_fixed } => assert!(read_fixed),
+            Probe::Refused { errno } => assert!(!setup_error(errno, None).what().is_empty()),
+            Probe::Unasked => panic!("the kernel was asked"),
         }
     }
 

@@ -7,8 +7,8 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
+use super::Root;
 use crate::error::{Error, Kind, Result};
-use crate::host::Root;
 
 const CLASS: &str = "/sys/class/infiniband";
 
@@ -186,12 +186,17 @@ pub fn table(devices: &[Device]) -> String {
 /// The error of a machine without RDMA devices: says which network interfaces there are and how
 /// to get soft-RoCE on one.
 pub fn none_here(root: &Root) -> Error {
-    let interfaces: Vec<_> = root
-        .list("/sys/class/net")
-        .unwrap_or_default()
-        .into_iter()
-        .filter(|name| name != "lo")
-        .collect();
+    none_beside(&interfaces(root))
+}
+
+/// Network interfaces but for `lo`.
+pub fn interfaces(root: &Root) -> Vec<String> {
+    let names = root.list("/sys/class/net").unwrap_or_default();
+    names.into_iter().filter(|name| name != "lo").collect()
+}
+
+/// As [`none_here`], for a machine with these network interfaces.
+pub fn none_beside(interfaces: &[String]) -> Error {
     let on = interfaces.first().map_or("INTERFACE", String::as_str).to_owned();
     let known = match interfaces.is_empty() {
         true => "no network interface but lo".to_owned(),
@@ -238,29 +243,27 @@ pub fn choose(devices: &[Device], ip: IpAddr) -> Result<Choice> {
 /// The choice, if its link is up.
 fn settle(device: &Device, port: &Port, gid: &Gid, ip: IpAddr) -> Result<Choice> {
     if !port.is_active() {
-        return Err(Error::new(
-            Kind::Network,
-            format!(
-                "the link of {} port {}, which has the address {ip}, is {}",
-                device.name, port.number, port.state
-            ),
-        )
-        .remedy(match &gid.netdev {
-            Some(netdev) => format!("ip link set {netdev} up, and check the cable"),
-            None => "check the cable and, on InfiniBand, the subnet manager".to_owned(),
-        }));
+        return Err(link_down(device, port, gid, ip));
     }
     let (device, node, port) = (device.name.clone(), device.node, port.number);
     Ok(Choice { device, node, port, gid: gid.clone() })
 }
 
+/// The error of a port that cannot send.
+pub fn link_down(device: &Device, port: &Port, gid: &Gid, ip: IpAddr) -> Error {
+    let what = format!(
+        "the link of {} port {}, which has the address {ip}, is {}",
+        device.name, port.number, port.state
+    );
+    Error::new(Kind::Network, what).remedy(match &gid.netdev {
+        Some(netdev) => format!("ip link set {netdev} up, and check the cable"),
+        None => "check the cable and, on InfiniBand, the subnet manager".to_owned(),
+    })
+}
+
 /// As [`choose`], for an address that rdma_cm has bound to a port already. On InfiniBand the
 /// addresses are those of IPoIB interfaces, which are in no GID table: there rdma_cm's word counts.
-pub(super) fn choose_bound(
-    devices: &[Device],
-    ip: IpAddr,
-    bound: Option<(&str, u8)>,
-) -> Result<Choice> {
+pub fn choose_bound(devices: &[Device], ip: IpAddr, bound: Option<(&str, u8)>) -> Result<Choice> {
     let missing = match choose(devices, ip) {
         Err(e) if e.kind() == Kind::NotFound => e,
         other => return other,
