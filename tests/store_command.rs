@@ -142,10 +142,11 @@ fn drives_with_something_on_them_are_refused() {
     }
     drives.well(&[&one[..], &["--force", drives.name(1)]].concat());
 
-    let (code, _, stderr) = drives.store(&["create", "--force", "S123"]);
+    let (code, _, stderr) = drives.store(&["create", "--object-size", "64KiB", "--force", "S123"]);
     assert_eq!(code, 2);
     assert!(stderr.contains("--force S123: no drive"), "{stderr}");
-    let (code, _, stderr) = drives.store(&["create", "--device", drives.name(0)]);
+    let (code, _, stderr) =
+        drives.store(&["create", "--object-size", "64KiB", "--device", drives.name(0)]);
     assert_eq!(code, 2);
     assert!(stderr.contains("named twice"), "{stderr}");
     // The same file by another name.
@@ -153,8 +154,10 @@ fn drives_with_something_on_them_are_refused() {
     std::os::unix::fs::symlink(&drives.paths[0], &link).unwrap();
     let force = ["--force", drives.name(0), "--force", drives.name(1)];
     let link = link.to_str().unwrap();
-    let (code, _, stderr) =
-        drives.store(&[&["create", "--device", link, "--force", link], &force[..]].concat());
+    let (code, _, stderr) = drives.store(
+        &[&["create", "--object-size", "64KiB", "--device", link, "--force", link], &force[..]]
+            .concat(),
+    );
     assert_eq!(code, 2);
     assert!(stderr.contains("are the same drive"), "{stderr}");
     // That was found out after the first writes: it is a store half made.
