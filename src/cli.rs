@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{bench, device, doctor, get, local, predict, put, serve, store};
+use crate::commands::{bench, compare, device, doctor, get, local, predict, put, serve, store};
 use crate::error::{Error, Kind, Result};
 
 /// Serves NVMe reads to remote clients over RDMA or TCP, through io_uring or SPDK.
@@ -33,6 +33,8 @@ enum Command {
     Delete(put::DeleteArgs),
     /// Predict the throughput of a set of servers, and what limits it
     Predict(predict::PredictArgs),
+    /// Compare data paths and switches on the same drives, and say why they differ
+    Compare(compare::CompareArgs),
     /// List NVMe drives, and move them between the kernel's driver and vfio-pci
     Device(device::DeviceArgs),
     /// Is this host fit for the job, what stands in its way, and what is its ceiling?
@@ -61,6 +63,7 @@ pub fn main() -> ExitCode {
         Command::Put(args) => put::put(&args),
         Command::Delete(args) => put::delete(&args),
         Command::Predict(args) => predict::run(&args),
+        Command::Compare(args) => compare::run(&args),
         Command::Device(args) => device::run(&args),
         Command::Doctor(args) => return finish(doctor::run(&args)),
         Command::Store(args) => store::run(&args),

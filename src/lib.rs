@@ -4,9 +4,9 @@
 //! Imports point downward only:
 //!
 //! ```text
-//! main -> cli -> commands -> { server, bench, device, doctor } -> { client, store }
-//!      -> { storage, fabric }
-//!      -> { memory, object, check, wire } -> { host, stats, limits, error, units }
+//! main -> cli -> commands -> compare -> { server, bench, device, doctor }
+//!      -> { client, store } -> { storage, fabric } -> { memory, object, check, wire }
+//!      -> { host, stats, limits, error, units }
 //! ```
 //!
 //! `storage` and `fabric` never know each other; only `server` joins them.
@@ -16,6 +16,7 @@ pub mod check;
 pub mod cli;
 pub mod client;
 pub mod commands;
+pub mod compare;
 pub mod device;
 pub mod doctor;
 pub mod error;

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 
 /// Parts from top to bottom; a part may use those of lower layers, and of its own layer only
 /// itself.
-const LAYERS: [&[&str]; 8] = [
+const LAYERS: [&[&str]; 9] = [
     &["main"],
     &["cli"],
     &["commands"],
+    &["compare"],
     &["server", "bench", "device", "doctor"],
     &["client", "store"],
     &["storage", "fabric"],

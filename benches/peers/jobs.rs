@@ -214,5 +214,16 @@ pub fn jobs() -> Vec<Job> {
             ours: |stage, s| peers::bench_tcp(stage, "16KiB", 1, 256, s),
             theirs: |stage, s| peers::bench_tcp(stage, "16KiB", 16, 16, s),
         },
+        Job {
+            name: "counters-on-of-off",
+            what: "local, io_uring, loop device on tmpfs, 4 KiB depth 32: all counters of none",
+            peer: "no counters",
+            unit: "reads/s",
+            less_is_more: false,
+            needs: &["losetup"],
+            setup: Stage::loop_device,
+            ours: |stage, s| peers::counted_uring(stage, "4KiB", 32, "on", s),
+            theirs: |stage, s| peers::counted_uring(stage, "4KiB", 32, "off", s),
+        },
     ]
 }

@@ -35,6 +35,17 @@ fn figure(json: &Value, path: &str) -> Result<f64, String> {
 
 /// `millrace local` through io_uring, sleeping for completions as fio does.
 pub fn local_uring(stage: &Stage, size: &str, depth: u32, seconds: f64) -> Result<Run, String> {
+    counted_uring(stage, size, depth, "off", seconds)
+}
+
+/// The same with `--counters` as given.
+pub fn counted_uring(
+    stage: &Stage,
+    size: &str,
+    depth: u32,
+    counters: &str,
+    seconds: f64,
+) -> Result<Run, String> {
     let device = stage.device.as_ref().expect("the stage has a device").display().to_string();
     let (depth, duration) = (depth.to_string(), format!("{seconds}s"));
     let json = millrace(&[
@@ -57,6 +68,8 @@ pub fn local_uring(stage: &Stage, size: &str, depth: u32, seconds: f64) -> Resul
         SERVER_CPU,
         "--wait",
         "block",
+        "--counters",
+        counters,
     ])?;
     Ok(Run {
         rate: figure(&json, "/summary/iops")?,

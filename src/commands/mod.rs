@@ -1,6 +1,7 @@
 //! The commands, a file each: from what was said to what is done.
 
 pub mod bench;
+pub mod compare;
 mod connection;
 pub mod device;
 pub mod doctor;
