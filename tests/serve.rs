@@ -205,8 +205,7 @@ fn local_reads_a_file() {
 
 #[test]
 fn wrong_usage_is_exit_code_2() {
-    let cases: [&[&str]; 8] = [
-        &["serve", "--backend", "mem", "--device", "mem:1MiB"],
+    let cases: [&[&str]; 7] = [
         &["serve", "--raw", "--backend", "mem", "--device", "mem:0"],
         &["serve", "--raw", "--backend", "mem", "--device", "mem:1MiB", "--slot-size", "5000"],
         &["serve", "--raw", "--backend", "mem", "--device", "mem:1MiB", "--listen", "0.0.0.0:0"],
@@ -221,6 +220,15 @@ fn wrong_usage_is_exit_code_2() {
         assert!(stdout.is_empty(), "{args:?}: {stdout}");
         assert!(stderr.contains("to mend it") || stderr.contains("possible"), "{args:?}: {stderr}");
     }
+}
+
+#[test]
+fn drives_without_a_store_are_not_served_as_one() {
+    let (code, stdout, stderr) = run(&["serve", "--backend", "mem", "--device", "mem:1MiB"]);
+    assert_eq!(code, 1, "{stderr}");
+    assert!(stdout.is_empty(), "{stdout}");
+    assert!(stderr.contains("there is no store on it"), "{stderr}");
+    assert!(stderr.contains("millrace store create") && stderr.contains("--raw"), "{stderr}");
 }
 
 #[test]
