@@ -167,3 +167,37 @@ fn what_does_not_go_together_is_refused() {
         assert!(log.contains(text), "{log}");
     }
 }
+
+/// Connections that others make meanwhile shift the turns in which a server hands its out.
+#[test]
+fn every_worker_is_met_also_where_others_connect() {
+    let cpus = millrace::host::affinity::allowed().unwrap();
+    let [a, b, ..] = cpus[..] else {
+        return support::skip(&support::this_test(), "two workers need two CPUs");
+    };
+    let cores = format!("{a},{b}");
+    let server = Server::start(&[&MEM[..], &["--cores", &cores]].concat());
+    let options = |workers| ClusterOptions {
+        servers: vec![server.address.clone()],
+        locals: vec![],
+        workers,
+        client: ClientOptions {
+            depth: 1,
+            max_read: 4096,
+            pages: Pages::Base,
+            ..ClientOptions::default()
+        },
+        deadline: Duration::from_secs(30),
+    };
+    for others in 0..3 {
+        let known = options(vec![2]);
+        assert_eq!(known.full_mesh(), 2);
+        // Two at a time leave the turn where it was, one does not.
+        let other = Cluster::connect(&options(vec![]), &vec![0; others + 1], Clock::start());
+        let cluster = Cluster::connect(&known, &[0, 1], Clock::start()).unwrap();
+        let mut met = cluster.workers(0);
+        met.sort_unstable();
+        assert_eq!(met, [0, 1], "beside {others} others");
+        drop(other);
+    }
+}

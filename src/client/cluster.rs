@@ -1,5 +1,6 @@
 //! Several servers at once: lanes to each, over one or several local NICs.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -70,6 +71,29 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
+/// Connects to the worker that is wished for. Where the fabric cannot honour that, the server hands
+/// connections to its workers in turn, of which others have some; so one that meets a worker which
+/// has more of ours than another is given back, a few times.
+fn connect(
+    address: &str,
+    options: &ClientOptions,
+    met: &mut BTreeMap<u16, usize>,
+) -> Result<Client> {
+    let mut tries = 0;
+    loop {
+        let client = Client::connect(address, options)?;
+        let (worker, workers) = client.worker();
+        tries += 1;
+        let of = |worker: u16| met.get(&worker).copied().unwrap_or(0);
+        let least = (0..workers).map(of).min().unwrap_or(0);
+        let as_wished = address.starts_with("rdma:") && worker == options.worker;
+        if as_wished || of(worker) == least || tries > 2 * workers {
+            *met.entry(worker).or_default() += 1;
+            return Ok(client);
+        }
+    }
+}
+
 /// What a server of a cluster is.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct RemoteServer {
@@ -135,12 +159,13 @@ impl Cluster {
         }
         let mut servers: Vec<Option<RemoteServer>> = vec![None; count];
         let mut connectors: Vec<Option<Connector>> = vec![None; count];
+        let mut met_workers = vec![BTreeMap::new(); count];
         let mut lanes = Vec::with_capacity(numbers.len());
         for number in numbers.iter().copied() {
             let LanePlan { server, local, worker } = options.lane(number);
             let address = &options.servers[server];
             let client_options = ClientOptions { local, worker, ..options.client.clone() };
-            let client = Client::connect(address, &client_options)?;
+            let client = connect(address, &client_options, &mut met_workers[server])?;
             let met = RemoteServer::of(address, &client);
             match &servers[server] {
                 Some(known) if (&known.drives, &known.store) != (&met.drives, &met.store) => {
@@ -213,6 +238,12 @@ impl Cluster {
         let reconnects = lanes.iter().map(|lane| of(lane).reconnects()).sum();
         let away: u64 = lanes.iter().map(|lane| of(lane).away_ns(now)).sum();
         (reconnects, away / lanes.len().max(1) as u64)
+    }
+
+    /// The worker of each lane to a server that has its connection.
+    pub fn workers(&self, server: usize) -> Vec<u16> {
+        let lanes = self.by_server[server].0.iter();
+        lanes.filter_map(|lane| Some(self.lanes[*lane].1.client()?.worker().0)).collect()
     }
 
     /// True while any lane has its connection.
