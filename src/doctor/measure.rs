@@ -71,13 +71,32 @@ fn read_rate() -> f64 {
     })
 }
 
-/// Repeats `work`, which says how many bytes it went through, for [`TIME`].
+/// Repeats `work`, which says how many bytes it went through, for [`TIME`], and at least once.
+/// The rate is per second of CPU time: what a core can do, whoever else runs on it meanwhile.
 fn rate(mut work: impl FnMut() -> usize) -> f64 {
     work();
-    let start = Instant::now();
+    let (start, before) = (Instant::now(), affinity::thread_cpu_ns());
     let mut bytes = 0;
-    while start.elapsed() < TIME {
+    loop {
         bytes += work();
+        if start.elapsed() >= TIME {
+            let spent = affinity::thread_cpu_ns() - before;
+            return bytes as f64 / Duration::from_nanos(spent.max(1)).as_secs_f64();
+        }
     }
-    bytes as f64 / start.elapsed().as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_off_the_core_does_not_count() {
+        let by_the_wall = 1000.0 / 0.03;
+        let rate = rate(|| {
+            std::thread::sleep(Duration::from_millis(30));
+            1000
+        });
+        assert!(rate > 10.0 * by_the_wall, "{rate}");
+    }
 }
