@@ -133,7 +133,9 @@ impl Stage {
         let scratch = tempfile::tempdir().map_err(|e| e.to_string())?;
         let socket = scratch.path().join("rpc.sock");
         let child = Command::new("nvmf_tgt")
-            .args(["-m", &format!("[{SERVER_CPU}]"), "-s", "768", "-r"])
+            .args(["-m", &format!("[{SERVER_CPU}]"), "-s", "768"])
+            // A killed target would leave its trace in /dev/shm and its memory in hugetlbfs.
+            .args(["--num-trace-entries", "0", "--huge-unlink", "-r"])
             .arg(&socket)
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -113,17 +113,51 @@ shim_log_open(shim_log_line *line)
 	return 0;
 }
 
+/* The options come first: SPDK hands their address to the callback. */
+struct connecting {
+	struct spdk_nvme_ctrlr_opts opts;
+	struct spdk_nvme_ctrlr *ctrlr;
+};
+
+static void
+attached(void *ctx, const struct spdk_nvme_transport_id *trid, struct spdk_nvme_ctrlr *ctrlr,
+	 const struct spdk_nvme_ctrlr_opts *opts)
+{
+	((struct connecting *)ctx)->ctrlr = ctrlr;
+}
+
 struct spdk_nvme_ctrlr *
 shim_connect(const struct spdk_nvme_transport_id *trid, const struct shim_ctrlr_opts *o)
 {
-	struct spdk_nvme_ctrlr_opts opts;
+	struct connecting *c = calloc(1, sizeof(*c));
+	struct spdk_nvme_probe_ctx *probe;
+	struct spdk_nvme_ctrlr *ctrlr;
+	uint64_t end;
 
-	spdk_nvme_ctrlr_get_default_ctrlr_opts(&opts, sizeof(opts));
-	opts.io_queue_size = o->io_queue_size;
-	opts.keep_alive_timeout_ms = o->keep_alive_timeout_ms;
-	opts.admin_timeout_ms = o->admin_timeout_ms;
-	opts.disable_error_logging = !o->error_logging;
-	return spdk_nvme_connect(trid, &opts, sizeof(opts));
+	if (c == NULL) {
+		return NULL;
+	}
+	spdk_nvme_ctrlr_get_default_ctrlr_opts(&c->opts, sizeof(c->opts));
+	c->opts.io_queue_size = o->io_queue_size;
+	c->opts.keep_alive_timeout_ms = o->keep_alive_timeout_ms;
+	c->opts.admin_timeout_ms = o->admin_timeout_ms;
+	c->opts.disable_error_logging = !o->error_logging;
+	probe = spdk_nvme_connect_async(trid, &c->opts, attached);
+	if (probe == NULL) {
+		free(c);
+		return NULL;
+	}
+	end = spdk_get_ticks() + o->attach_timeout_ms * spdk_get_ticks_hz() / 1000;
+	while (spdk_nvme_probe_poll_async(probe) == -EAGAIN) {
+		if (spdk_get_ticks() >= end) {
+			/* SPDK cannot be made to give up: what it still names stays. */
+			SPDK_ERRLOG("the controller was not ready within %u ms\n", o->attach_timeout_ms);
+			return NULL;
+		}
+	}
+	ctrlr = c->ctrlr;
+	free(c);
+	return ctrlr;
 }
 
 void

@@ -45,10 +45,12 @@ struct shim_ctrlr_opts {
 	uint32_t io_queue_size;
 	uint32_t keep_alive_timeout_ms;
 	uint32_t admin_timeout_ms;
+	/* Bound for the whole: SPDK has none for a controller whose CAP.TO is 0. */
+	uint32_t attach_timeout_ms;
 	bool error_logging;
 };
 
-/* spdk_nvme_connect(): NULL on failure, with log lines. */
+/* Attaches a controller: NULL on failure, with log lines. */
 struct spdk_nvme_ctrlr *shim_connect(const struct spdk_nvme_transport_id *trid,
 				     const struct shim_ctrlr_opts *opts);
 

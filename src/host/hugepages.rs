@@ -35,10 +35,17 @@ pub fn free(root: &Root, size: usize, node: Option<u32>) -> Result<u64> {
     let free = root.read_number(format!("{pool}/free_hugepages"))?;
     // Reservations are kept for the system as a whole only.
     let reserved = match node {
-        None => root.read_number(format!("{pool}/resv_hugepages"))?,
+        None => reserved(root.read_number(format!("{pool}/resv_hugepages"))?),
         Some(_) => 0,
     };
     Ok(free.saturating_sub(reserved))
+}
+
+/// Pages reserved, by what `resv_hugepages` says. The kernel's counter is below 0, printed as
+/// unsigned, while a ring that has ended still holds pages whose mapping is gone (seen with Linux
+/// 6.18): nothing is reserved then.
+pub fn reserved(counter: u64) -> u64 {
+    if counter > i64::MAX as u64 { 0 } else { counter }
 }
 
 /// The error of a pool that has too few free pages.
@@ -100,6 +107,9 @@ mod tests {
         assert_eq!(free(&root, 2 << 20, None).unwrap(), 6);
         assert_eq!(free(&root, 2 << 20, Some(1)).unwrap(), 7);
         assert!(free(&root, 1 << 30, None).is_err());
+        let reserved = "sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages";
+        std::fs::write(dir.path().join(reserved), "18446744073709551615\n").unwrap();
+        assert_eq!(free(&root, 2 << 20, None).unwrap(), 10, "a counter below 0 reserves nothing");
     }
 
     #[test]

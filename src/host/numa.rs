@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::Root;
 use super::fact::{Fact, why};
+use super::hugepages;
 
 const FOLDER: &str = "/sys/devices/system/node";
 
@@ -82,7 +83,7 @@ pub fn pools(root: &Root, folder: &str) -> Fact<Vec<Pool>> {
             size: size(name)? << 10,
             total: number("nr_hugepages"),
             free: number("free_hugepages"),
-            reserved: number("resv_hugepages"),
+            reserved: number("resv_hugepages").and_then(|n| Some(hugepages::reserved(n))),
         })
     };
     let mut pools: Vec<Pool> = names.iter().filter_map(pool).collect();
@@ -108,6 +109,7 @@ mod tests {
         put("node0/meminfo", "Node 0 MemTotal:       1024 kB\nNode 0 MemFree:        512 kB");
         put("node0/hugepages/hugepages-2048kB/nr_hugepages", "8");
         put("node0/hugepages/hugepages-2048kB/free_hugepages", "3");
+        put("node0/hugepages/hugepages-2048kB/resv_hugepages", "18446744073709551615");
         put("node0/hugepages/hugepages-1048576kB/nr_hugepages", "x");
         let nodes = nodes(&Root::at(dir.path())).get().cloned().unwrap();
         assert_eq!(nodes[0].distances.get(), Some(&vec![10, 21]));
@@ -117,6 +119,7 @@ mod tests {
         );
         assert_eq!(nodes[0].pools.len(), 2);
         assert_eq!(nodes[0].pools[0].free.copied(), Some(3));
+        assert_eq!(nodes[0].pools[0].reserved.copied(), Some(0));
         assert!(nodes[0].pools[1].total.why_unread().is_some());
     }
 }

@@ -60,7 +60,9 @@ impl Target {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let child = Command::new(&program)
             // SPDK's lock files on CPUs would keep two targets on one machine apart.
-            .args(["--disable-cpumask-locks", "-m", &format!("[{}]", cpus - 1), "-r"])
+            .args(["--disable-cpumask-locks", "-m", &format!("[{}]", cpus - 1)])
+            // A killed target would leave its trace in /dev/shm and its memory in hugetlbfs.
+            .args(["--num-trace-entries", "0", "--huge-unlink", "-r"])
             .arg(dir.path().join("rpc"))
             // Should it crash, its core goes with it.
             .current_dir(dir.path())

@@ -43,6 +43,9 @@ const KEEP_ALIVE_MS: u32 = 10_000;
 /// it the requests that wait for it, for as long.
 const ADMIN_TIMEOUT_MS: u32 = 15_000;
 
+/// Bound for attaching a controller: above what CAP.TO of drives and a few slow commands take.
+const ATTACH_TIMEOUT_MS: u32 = 60_000;
+
 /// Abort commands on their way at once. SPDK takes two of the admin queue's 32 requests for each,
 /// and a drive that hangs is not helped by more.
 const MAX_ABORTS: u32 = 4;
@@ -184,6 +187,7 @@ impl Controller {
             io_queue_size: MAX_QUEUE,
             keep_alive_timeout_ms: KEEP_ALIVE_MS,
             admin_timeout_ms: ADMIN_TIMEOUT_MS,
+            attach_timeout_ms: ATTACH_TIMEOUT_MS,
             // A line for each failed command would be written by the worker.
             error_logging: false,
         };

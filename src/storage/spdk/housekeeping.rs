@@ -21,6 +21,11 @@ const SCAN_TICKS: u32 = 10;
 /// that does not is one whose thread is not running.
 const COMPLY: Duration = Duration::from_secs(2);
 
+/// How long a controller may take to be disabled, and to be enabled again. SPDK bounds its steps by
+/// what the controller says of itself (CAP.TO), and not at all where that is 0, as the registers of
+/// a dead one may read.
+const STEP: Duration = Duration::from_secs(30);
+
 /// How long the thread may take to end before it is helped: above what a reset takes that goes
 /// well.
 const END: Duration = Duration::from_secs(20);
@@ -74,8 +79,10 @@ impl Drop for Housekeeping {
         let deadline = Instant::now() + END;
         while self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
             if Instant::now() >= deadline {
-                // It waits for a vfio-user target that does not answer; nothing else has no bound.
-                let unended = self.controllers.iter().filter(|c| c.kin == Kin::VfioUser);
+                // It is in the middle of a reset, or waits for a vfio-user target without a bound.
+                let unended = self.controllers.iter().filter(|c| {
+                    c.kin == Kin::VfioUser || matches!(c.phase(), Phase::Quiesce | Phase::Release)
+                });
                 unended.for_each(|controller| controller.give_up());
                 break;
             }
@@ -269,9 +276,13 @@ impl Keeper {
         if unsafe { sys::spdk_nvme_ctrlr_disconnect(raw) } != 0 {
             return false;
         }
-        // SPDK bounds each of its own steps (CAP.TO); -ENXIO says that it is done.
+        let deadline = Instant::now() + STEP;
+        // -ENXIO says that it is done.
         // SAFETY: as above.
         while unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(raw) } != -libc::ENXIO {
+            if given_up(controller, deadline) {
+                return false;
+            }
             self.poll_others(controller);
         }
         // With a fabric the connections are closed when the queue pairs are freed.
@@ -289,17 +300,27 @@ impl Keeper {
         let raw = controller.raw();
         let _lock = env::exclusive();
         // SAFETY: attached and disabled; no queue pair is left. The controller's lock is held from
-        // here until the poll below ends, on this thread.
+        // here until the poll below ends, on this thread; for ever where that is given up, after
+        // which nobody calls a function of this controller (phase Lost).
         unsafe { sys::spdk_nvme_ctrlr_reconnect_async(raw) };
+        let deadline = Instant::now() + STEP;
         loop {
             // SAFETY: follows reconnect_async, as spdk/nvme.h asks.
             match unsafe { sys::spdk_nvme_ctrlr_reconnect_poll_async(raw) } {
                 0 => return true,
-                answer if answer == -libc::EAGAIN => self.poll_others(controller),
+                answer if answer == -libc::EAGAIN && !given_up(controller, deadline) => {
+                    self.poll_others(controller);
+                }
                 _ => return false,
             }
         }
     }
+}
+
+/// True where a step of a reset is not to be waited for any more: the workers or the end of the
+/// program have given the controller up, or it is late.
+fn given_up(controller: &Controller, deadline: Instant) -> bool {
+    controller.phase().is_final() || Instant::now() >= deadline
 }
 
 /// Polls an admin queue. False where the controller is failed.

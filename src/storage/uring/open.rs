@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::geometry::{self, Geometry};
 use super::options::UringOptions;
@@ -12,6 +13,11 @@ use crate::error::{Context, Error, Kind, Result};
 use crate::host::{Root, block};
 use crate::limits::SLOT_ALIGN;
 use crate::storage::{DriveInfo, DriveName, OpenMode};
+
+/// How long a drive in use is asked for again. The kernel gives back what a killed process held in
+/// the background (io_ring_exit_work in io_uring/io_uring.c), so a server that is started anew at
+/// once would be refused the drives of the one before.
+const LET_GO: Duration = Duration::from_millis(500);
 
 /// Opens one drive and learns what it is.
 pub(super) fn open(
@@ -110,12 +116,17 @@ fn open_direct(path: &Path, mode: OpenMode, is_block: bool) -> Result<File> {
         // part of an array (open(2)).
         flags |= libc::O_EXCL;
     }
-    OpenOptions::new()
-        .read(true)
-        .write(mode.is_writable())
-        .custom_flags(flags)
-        .open(path)
-        .map_err(|e| open_error(path, mode, e))
+    let mut options = OpenOptions::new();
+    options.read(true).write(mode.is_writable()).custom_flags(flags);
+    let end = Instant::now() + LET_GO;
+    loop {
+        match options.open(path) {
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) && Instant::now() < end => {
+                std::thread::sleep(LET_GO / 50);
+            }
+            done => return done.map_err(|e| open_error(path, mode, e)),
+        }
+    }
 }
 
 fn open_error(path: &Path, mode: OpenMode, cause: io::Error) -> Error {

@@ -261,6 +261,22 @@ impl Ring {
         }
     }
 
+    /// Gives registered drives and memory back at once. The kernel closes a ring in the background
+    /// (io_ring_exit_work in io_uring/io_uring.c): whoever opens the drive for itself next would
+    /// find it in use, and hugepages would come back late.
+    fn release(&self) {
+        let submitter = self.ring.submitter();
+        for done in [submitter.unregister_files(), submitter.unregister_buffers()] {
+            match done {
+                // ENXIO: none were registered.
+                Err(e) if e.raw_os_error() != Some(libc::ENXIO) => {
+                    log::warn!("a ring gives drives or memory back late: {e}");
+                }
+                _ => {}
+            }
+        }
+    }
+
     /// Gives the ring up without closing it.
     pub fn leak(self) {
         std::mem::forget(self);
@@ -277,6 +293,7 @@ impl Drop for Ring {
                 log::warn!("a ring stays registered until its thread ends: {e}");
             }
         }
+        self.release();
         // SAFETY: dropped once, here, and not used afterwards.
         unsafe { ManuallyDrop::drop(&mut self.ring) };
     }

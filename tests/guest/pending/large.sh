@@ -1,9 +1,9 @@
 #!/bin/bash
 # The large layout in small: two server processes, each with two shards of four drives and two
-# workers, each shard behind one of two soft-RoCE devices; one client over both devices, a connection
-# from each to every worker. Slots of 1,028 KiB, --check crc, every payload verified at the client;
-# both backends on the same drives.
-# vm: --cpus 4 --drives 16 --drive-size 32M --fill --rxe 2 --hugepages 512 --mem 5G --timeout 1800
+# workers, each shard a store behind one of two soft-RoCE devices; one client over both devices, a
+# connection from each to every worker. Objects of 1 MiB, 1,028 KiB on the drives, --check crc, every
+# byte verified at the client; both backends on the same drives.
+# vm: --cpus 4 --drives 16 --drive-size 40M --rxe 2 --hugepages 512 --mem 5G --timeout 1800
 set -euo pipefail
 source "$(dirname "$0")/../lib.bash"
 
@@ -13,7 +13,6 @@ servers=() pids=()
 # config NAME PORT FIRST: the file of one process: two shards, four drives each from number FIRST on.
 config() {
     local shard k
-    echo "raw = true"
     echo "insecure = true"
     echo "metrics = \"127.0.0.1:$(($2 + 1000))\""
     echo "[defaults]"
@@ -22,7 +21,6 @@ config() {
     echo "depth = 2"
     echo "credits = 4"
     echo "max_connections = 8"
-    echo "slot_size = \"1028KiB\""
     echo "hugepages = \"2m\""
     echo "check = \"crc\""
     for shard in 0 1; do
@@ -67,30 +65,21 @@ layout() {
     start b 4791 8
     ok "$backend: four shards listen: ${servers[*]}"
 
-    local server
-    for server in "${servers[@]}"; do
-        MILLRACE_TEST_SERVER=$server "${MILLRACE_READ_TESTS:?the program of tests/guest_reads.rs}" \
-            --nocapture what_arrives >"$out/reads" 2>&1 || { cat "$out/reads"; fail "contents"; }
-        grep -q ' of 4 drives are right' "$out/reads" || fail "contents were not compared"
-    done
-    ok "$backend: contents of 16 drives"
-
-    "$millrace" bench --raw --connect "$(IFS=,; echo "${servers[*]}")" \
-        --local 10.77.0.1,10.77.1.1 --connections 16 --io-size 1MiB --depth 1 \
+    "$millrace" bench --objects 120 --connect "$(IFS=,; echo "${servers[*]}")" \
+        --local 10.77.0.1,10.77.1.1 --connections 16 --depth 1 \
         --duration 10s --warmup 1s --rounds 2 --verify --hugepages none \
         --json "$out/$backend.json" >"$out/bench" 2>&1 || { cat "$out/bench"; fail "bench"; }
     python3 - "$out/$backend.json" "$backend" <<'PYTHON'
 import json, sys
 result, backend = json.load(open(sys.argv[1])), sys.argv[2]
 assert result["summary"]["errors"] == 0, result["summary"]
-assert len(result["servers"]) == 4
+assert len({server["store"] for server in result["servers"]}) == 4
 for server in result["servers"]:
     assert server["backend"] == backend and server["check"] == "crc", server
     assert server["connections"] == 4 and server["reconnects"] == 0, server
-    assert len(server["drives"]) == 4, server
     summary = server["summary"]
     assert summary["ops"] > 0 and summary["errors"] == 0, summary
-    print("  %s: %d reads verified" % (server["address"], summary["ops"]))
+    print("  %s: %d objects verified" % (server["address"], summary["ops"]))
 PYTHON
     ok "$backend: $(summary "$out/$backend.json")"
 
@@ -101,10 +90,9 @@ PYTHON
         for shard in 0 1; do
             for worker in 0 1; do
                 label="shard=\"$name$shard\",worker=\"$worker\""
-                # One of the test of contents may be the other worker's; two of bench's are here.
                 (($(metric $port millrace_connections_opened_total "$label") >= 2)) ||
                     fail "$label had no connections"
-                (($(metric $port millrace_requests_total "$label,status=\"ok\"") > 8)) ||
+                (($(metric $port millrace_requests_total "$label,status=\"ok\"") > 2)) ||
                     fail "$label had no requests"
             done
             for k in 0 1 2 3; do
@@ -117,12 +105,19 @@ PYTHON
     ok "$backend: eight workers and sixteen drives had their share"
 
     # One process goes: its shards fail their own requests, the others serve on.
-    "$millrace" bench --raw --connect "$(IFS=,; echo "${servers[*]}")" \
-        --local 10.77.0.1,10.77.1.1 --connections 8 --io-size 256KiB --depth 1 --duration 20s \
+    local before
+    before=$(metric 4791 millrace_requests_total 'status="ok"')
+    "$millrace" bench --objects 120 --connect "$(IFS=,; echo "${servers[*]}")" \
+        --local 10.77.0.1,10.77.1.1 --connections 8 --depth 1 --duration 30s \
         --warmup 0s --rounds 1 --verify --hugepages none --json "$out/loss.json" \
         >"$out/loss" 2>&1 &
     local load=$!
-    sleep 6
+    # Connections take time here; the process must be read from when it goes.
+    busy() {
+        (($(metric 4791 millrace_requests_total 'status="ok"') > before + 16)) ||
+            ! kill -0 "$load" 2>/dev/null
+    }
+    wait_for 90 busy || fail "no load on b"
     kill -KILL "${pids[1]}"
     wait "${pids[1]}" || true
     ! wait "$load" || fail "what was lost is no failure"
@@ -142,7 +137,33 @@ PYTHON
     grep -q ' 0 slots leaked' "$out/a.log" || fail "slots were lost"
 }
 
+# While nothing else runs: how long the checks take on a host with this many drives.
+code=0
+began=${EPOCHREALTIME/./}
+"$millrace" doctor --json >"$out/doctor.json" 2>"$out/doctor.log" || code=$?
+took=$(((${EPOCHREALTIME/./} - began) / 1000))
+((code == 0 || code == 3)) || { cat "$out/doctor.log"; fail "doctor ended with $code"; }
+looked=$(python3 -c 'import json, sys
+print(len(json.load(open(sys.argv[1]))["facts"]["drives"]))' "$out/doctor.json")
+((looked == 16)) || fail "doctor looked at $looked drives"
+ok "doctor: 16 drives in $took ms of an emulated CPU"
+
+# Four stores of the same objects: of each, the one that rendezvous hashing names is asked.
+for first in 0 4 8 12; do
+    drives=()
+    for ((k = first; k < first + 4; k++)); do drives+=(--device "${disks[k]}"); done
+    "$millrace" store create --object-size 1MiB "${drives[@]}" >"$out/store" 2>&1 &&
+        "$millrace" store fill --count 120 "${drives[@]}" >>"$out/store" 2>&1 ||
+        { cat "$out/store"; fail "a store from drive $first on"; }
+done
+ok "four stores of 120 objects"
+
 layout uring
+if [[ -z ${MILLRACE_SPDK_TEST:-} ]]; then
+    skip "spdk: no SPDK on this machine"
+    passed
+    exit 0
+fi
 for k in {0..15}; do
     "$millrace" device bind "${disks[k]}" --yes-i-mean "mill$k" >"$out/bind" 2>&1 ||
         { cat "$out/bind"; fail "bind ${disks[k]}"; }

@@ -1,6 +1,6 @@
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::*;
 use crate::memory::{ArenaSpec, Pages, Slot, SlotPool};
@@ -66,6 +66,10 @@ fn a_failed_read_is_tried_once_more_alone() {
 
 /// A queue over the reading end of a pipe: a drive that answers when the test wants it to.
 fn over_a_pipe(depth: u32) -> (UringQueue, SlotPool, File) {
+    over_a_pipe_with(depth, UringOptions::default())
+}
+
+fn over_a_pipe_with(depth: u32, options: UringOptions) -> (UringQueue, SlotPool, File) {
     let mut ends = [0; 2];
     // SAFETY: pipe2(2) writes two descriptors, which are owned below.
     let (from, to) = unsafe {
@@ -87,7 +91,7 @@ fn over_a_pipe(depth: u32) -> (UringQueue, SlotPool, File) {
     let spec = ArenaSpec { bytes: 8 * 4096, pages: Pages::Base, node: None };
     let arena = Arc::new(Arena::map(&spec).unwrap());
     let pool = SlotPool::new(Arc::clone(&arena), 4096, 8).unwrap();
-    let queue = UringQueue::new(Arc::new(drives), arena, depth, UringOptions::default()).unwrap();
+    let queue = UringQueue::new(Arc::new(drives), arena, depth, options).unwrap();
     (queue, pool, to)
 }
 
@@ -194,6 +198,19 @@ fn a_dropped_queue_cancels_what_waits() {
     assert!(began.elapsed() < DRAIN_TIMEOUT, "cancelled, not waited for");
     drop(pool);
     assert_eq!(Arc::strong_count(&arena), 1, "nothing is leaked");
+}
+
+#[test]
+fn a_dropped_queue_has_let_go_of_its_drives() {
+    for regfiles in [true, false] {
+        let (queue, _pool, to) =
+            over_a_pipe_with(4, UringOptions { regfiles, ..Default::default() });
+        drop(queue);
+        let mut end = libc::pollfd { fd: to.as_raw_fd(), events: 0, revents: 0 };
+        // SAFETY: poll(2) writes one entry. It says POLLERR where nobody holds the reading end.
+        assert_eq!(unsafe { libc::poll(&raw mut end, 1, 0) }, 1, "regfiles {regfiles}: held still");
+        assert_eq!(end.revents, libc::POLLERR);
+    }
 }
 
 #[test]

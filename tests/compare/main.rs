@@ -1,31 +1,45 @@
 //! The built program comparing: its output, its files, interruptions, and walls planted live.
 
+#[path = "../support/mod.rs"]
 mod support;
+mod walls;
 
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use support::{disk_dir, millrace, run, seeded_file, signal};
+use support::{disk_dir, millrace, run, run_within, seeded_file, signal};
 
 const QUICK: [&str; 6] = ["--duration", "100ms", "--warmup", "0s", "--rounds", "2"];
 
+/// Held by each test: comparisons beside each other would measure each other.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// `compare --json -` with these arguments: exit code, JSON, log.
 fn compare(out: &Path, args: &[&str]) -> (i32, Value, String) {
-    let mut all = vec!["compare", "--out", out.to_str().unwrap(), "--json", "-"];
-    all.extend(args);
-    let (code, stdout, log) = run(&all);
+    compare_by(millrace(), out, args)
+}
+
+/// The same, run by a command that takes the program's arguments.
+fn compare_by(mut by: Command, out: &Path, args: &[&str]) -> (i32, Value, String) {
+    by.args(["compare", "--out", out.to_str().unwrap(), "--json", "-"]).args(args);
+    let output = run_within(by, Duration::from_secs(60));
+    let code = output.status.code().unwrap_or(-1);
     let json = match code {
-        0 => serde_json::from_str(&stdout).expect("nothing but JSON"),
+        0 => serde_json::from_slice(&output.stdout).expect("nothing but JSON"),
         _ => Value::Null,
     };
-    (code, json, log)
+    (code, json, String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 fn check_schema(json: &Value) {
     let schema: Value =
-        serde_json::from_str(include_str!("../schema/compare.schema.json")).unwrap();
+        serde_json::from_str(include_str!("../../schema/compare.schema.json")).unwrap();
     let validator = jsonschema::validator_for(&schema).unwrap();
     let wrong: Vec<String> =
         validator.iter_errors(json).map(|e| format!("{e} at {}", e.instance_path)).collect();
@@ -44,13 +58,9 @@ fn set(dir: &Path, extra: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-fn wall(json: &Value, variant: usize) -> &Value {
-    let walls = json["explanation"]["walls"].as_array().unwrap();
-    walls.iter().find(|wall| wall["variant"] == variant).unwrap()
-}
-
 #[test]
 fn a_set_of_ones_own_is_compared_and_drawn_again() {
+    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let (set, out) = (set(dir.path(), ""), dir.path().join("out"));
     let args = ["--set", &set, "--device", "mem:8MiB"];
@@ -90,6 +100,7 @@ fn a_set_of_ones_own_is_compared_and_drawn_again() {
 
 #[test]
 fn an_interrupted_comparison_goes_on_and_another_is_refused() {
+    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let (set, out) = (set(dir.path(), ""), dir.path().join("out"));
     let args = ["compare", "--set", &set, "--device", "mem:8MiB", "--out", out.to_str().unwrap()];
@@ -132,6 +143,7 @@ fn an_interrupted_comparison_goes_on_and_another_is_refused() {
 
 #[test]
 fn a_fabric_is_behind_a_server_of_its_own() {
+    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let (set, out) = (set(dir.path(), ""), dir.path().join("out"));
     let args = ["--set", &set, "--device", "mem:8MiB", "--fabric", "tcp"];
@@ -146,6 +158,7 @@ fn a_fabric_is_behind_a_server_of_its_own() {
 
 #[test]
 fn what_cannot_run_here_is_left_out_of_a_set_that_comes_along() {
+    let _alone = alone();
     let dir = disk_dir();
     let drive = dir.path().join("drive");
     seeded_file(&drive, 16 << 20);
@@ -169,6 +182,7 @@ fn what_cannot_run_here_is_left_out_of_a_set_that_comes_along() {
 
 #[test]
 fn a_set_of_ones_own_must_run_and_wrong_usage_is_named() {
+    let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     let device = ["--device", "mem:1MiB"];
@@ -193,49 +207,4 @@ fn a_set_of_ones_own_must_run_and_wrong_usage_is_named() {
     let (code, _, log) = compare(&out, &[&["--set", &own][..], &device, &QUICK].concat());
     assert_ne!(code, 0);
     assert!(log.contains("the variant \"touch\" cannot run here"), "{log}");
-}
-
-#[test]
-fn a_hog_on_the_workers_core_is_named_and_spoils_the_comparison() {
-    let dir = tempfile::tempdir().unwrap();
-    let (set, out) = (set(dir.path(), ""), dir.path().join("out"));
-    if !support::have("taskset") {
-        return support::skip(&support::this_test(), "no taskset");
-    }
-    let hog = std::process::Command::new("taskset")
-        .args(["-c", "0", "sh", "-c", "while :; do :; done"])
-        .spawn()
-        .unwrap();
-    struct Killed(std::process::Child);
-    impl Drop for Killed {
-        fn drop(&mut self) {
-            self.0.kill().expect("it runs");
-            self.0.wait().expect("it ends");
-        }
-    }
-    let _hog = Killed(hog);
-    let args = ["--set", &set, "--device", "mem:8MiB", "--cores", "0", "--traced", "off"];
-    let longer = ["--duration", "1s", "--warmup", "0s", "--rounds", "2"];
-    let (code, json, log) = compare(&out, &[&args[..], &longer].concat());
-    assert_eq!(code, 0, "{log}");
-    for variant in 0..3 {
-        assert_eq!(wall(&json, variant)["wall"]["wall"], "other-load", "{}", wall(&json, variant));
-    }
-    assert_eq!(json["fairness"]["verdict"], "invalid", "{}", json["fairness"]);
-}
-
-#[test]
-fn an_open_loop_below_capacity_is_the_offered_load() {
-    let dir = tempfile::tempdir().unwrap();
-    let (set, out) = (set(dir.path(), ""), dir.path().join("out"));
-    let args = ["--set", &set, "--device", "mem:8MiB", "--rate", "200", "--traced", "off"];
-    let longer = ["--duration", "1s", "--warmup", "0s", "--rounds", "2"];
-    let (code, json, log) = compare(&out, &[&args[..], &longer].concat());
-    assert_eq!(code, 0, "{log}");
-    for variant in 0..3 {
-        let finding = wall(&json, variant);
-        // A machine that is busy with other things is told apart.
-        let busy = finding["wall"]["wall"] == "other-load";
-        assert!(busy || finding["wall"]["wall"] == "offered-load", "{finding}");
-    }
 }

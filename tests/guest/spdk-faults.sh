@@ -5,7 +5,7 @@
 # the server ends well.
 # vm: --drives 4 --drive-size 16M --fill --rxe 1 --hugepages 256 --timeout 900
 set -euo pipefail
-source "$(dirname "$0")/../lib.bash"
+source "$(dirname "$0")/lib.bash"
 
 # The deadline of requests is not what this test is about.
 small=(--backend spdk --insecure --depth 16 --slot-size 64KiB --hugepages 2m --command-timeout 3s
@@ -132,6 +132,8 @@ ok "rdma: a dead drive: $ok reads well, $gone gone, $aborted aborted"
 unharmed 1
 grep -q "is given up" "$out/serve.log" || fail "not given up"
 kill -TERM "$server_pid"
+over() { ! kill -0 "$server_pid" 2>/dev/null; }
+wait_for 60 over || fail "the server does not end"
 wait "$server_pid" || fail "the server ended with $?"
 ok "$(grep -o 'stopped: .*' "$out/serve.log")"
 passed
