@@ -142,6 +142,17 @@ fn a_link_of_four_lanes() {
 }
 
 #[test]
+fn a_link_that_carries_more_than_it_says_is_no_wall() {
+    // QEMU's root ports say 2.5 GT/s x1, whatever its drives do.
+    let emulated = with(&[("bytes_per_sec", 570e6)]);
+    let link = Some("2.5GT/s x1".into());
+    let emulated = Evidence { pcie: Some(220e6), link, ..emulated };
+    denies(&emulated, &[Wall::Pcie]);
+    let soft = remote(&[("bytes_per_sec", 570e6)]);
+    denies(&Evidence { nic: Some(220e6), ..soft }, &[Wall::Nic]);
+}
+
+#[test]
 fn a_nic_at_its_rate() {
     let full = remote(&[("bytes_per_sec", 46e9), ("client_idle_share", 0.3)]);
     let full = Evidence { nic: Some(50e9), pcie: None, ..full };

@@ -89,6 +89,8 @@ const FULL: f64 = 0.85;
 const SPARE: f64 = 0.75;
 /// Share of a ceiling from which on it is reached: what is left is framing and gaps.
 const REACHED: f64 = 0.85;
+/// Share of a ceiling above which it is none: an emulated link carries more than it says.
+const BEYOND: f64 = 1.05;
 /// Growth of throughput for twice the depth, below which more depth does not help.
 const FLAT: f64 = 1.15;
 
@@ -256,7 +258,16 @@ fn pcie(e: &Evidence) -> Says {
         rate(ceiling),
         percent(bytes / ceiling)
     );
-    if bytes >= REACHED * ceiling { Says::Yes(text) } else { Says::No(text) }
+    match reached(bytes, ceiling) {
+        Some(true) => Says::Yes(text),
+        Some(false) => Says::No(text),
+        None => Says::No(text + ": that is no limit of an emulated link"),
+    }
+}
+
+/// Whether a ceiling is reached; `None` where it is passed, so that it is none.
+fn reached(bytes: f64, ceiling: f64) -> Option<bool> {
+    (bytes < BEYOND * ceiling).then_some(bytes >= REACHED * ceiling)
 }
 
 fn nic(e: &Evidence) -> Says {
@@ -271,7 +282,7 @@ fn nic(e: &Evidence) -> Says {
             rate(ceiling),
             percent(bytes / ceiling)
         );
-        if bytes >= REACHED * ceiling {
+        if reached(bytes, ceiling) == Some(true) {
             return Says::Yes(text);
         }
     }
