@@ -13,8 +13,8 @@ fn wall(json: &Value, variant: usize) -> &Value {
     walls.iter().find(|wall| wall["variant"] == variant).unwrap()
 }
 
-/// Sees that a finding names this wall. On a machine where others had so much of the CPUs that rates
-/// are not what was planted, which hides the rest, it says so.
+/// Sees that a finding names this wall. On a machine where others had so much of the CPUs that
+/// rates are not what was planted, which hides the rest, it says so.
 fn expect_wall(finding: &Value, name: &str) {
     let found = &finding["wall"];
     if found["wall"] == name {
