@@ -37,17 +37,15 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// A target for one test, or `None` after saying why there is none.
+/// A target for one test, or `None` after saying what this machine lacks for it.
 fn start(test: &str, controllers: &[&[Drive]]) -> Option<(MutexGuard<'static, ()>, Target)> {
     let _ = env_logger::builder().is_test(true).try_init();
     let turn = turn();
-    match Target::start(controllers) {
-        Ok(target) => Some((turn, target)),
-        Err(reason) => {
-            support::skip(test, &reason);
-            None
-        }
+    if let Err(reason) = Target::possible() {
+        support::skip(test, &reason);
+        return None;
     }
+    Some((turn, Target::start(controllers).unwrap_or_else(|e| panic!("{e}"))))
 }
 
 fn open(names: &[String], options: SpdkOptions) -> SpdkStorage {

@@ -3,7 +3,7 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -49,16 +49,46 @@ pub struct Target {
 
 const BOUND: Duration = Duration::from_secs(30);
 
+/// Hugepages of 2 MiB for the two targets and the arenas of a test; and as many as are to be had
+/// for the suite, of which the tests before keep some.
+const FREE_PAGES: u32 = 512;
+const SUITE_PAGES: u32 = 1024;
+
+fn program() -> String {
+    std::env::var("NVMF_TGT").unwrap_or_else(|_| "nvmf_tgt".into())
+}
+
 impl Target {
-    /// Starts a target with one controller for each list of namespaces. `Err` says why it cannot
-    /// run here.
+    /// `Err` says what a target lacks on this machine: its program, or memory. With both, that one
+    /// does not start is a failure.
+    pub fn possible() -> Result<(), String> {
+        let program = program();
+        let version = Command::new(&program).arg("--version").output();
+        version.map_err(|e| {
+            format!("{program} (of SPDK; NVMF_TGT names another) does not run: {e}")
+        })?;
+        let pool = Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+        let free = std::fs::read_to_string(pool).unwrap_or_default();
+        let free = free.trim().parse::<u32>().unwrap_or(0);
+        if free < FREE_PAGES {
+            return Err(format!(
+                "{free} free hugepages, not {FREE_PAGES}; scripts/hugepages {SUITE_PAGES}"
+            ));
+        }
+        let mounts = std::fs::read_to_string("/proc/mounts").map_err(|e| e.to_string())?;
+        if !mounts.contains(" hugetlbfs ") {
+            return Err(format!("no hugetlbfs is mounted; scripts/hugepages {SUITE_PAGES}"));
+        }
+        Ok(())
+    }
+
+    /// Starts a target with one controller for each list of namespaces.
     pub fn start(controllers: &[&[Drive]]) -> Result<Self, String> {
         let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
         let log = std::fs::File::create(dir.path().join("log")).map_err(|e| e.to_string())?;
-        let program = std::env::var("NVMF_TGT").unwrap_or_else(|_| "nvmf_tgt".into());
         // The last CPU: the tests' own threads are on the others, where there are others.
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let child = Command::new(&program)
+        let child = Command::new(program())
             // SPDK's lock files on CPUs would keep two targets on one machine apart.
             .args(["--disable-cpumask-locks", "-m", &format!("[{}]", cpus - 1)])
             // A killed target would leave its trace in /dev/shm and its memory in hugetlbfs.
@@ -70,9 +100,7 @@ impl Target {
             .stdout(log.try_clone().map_err(|e| e.to_string())?)
             .stderr(log)
             .spawn()
-            .map_err(|e| {
-                format!("{program} (of SPDK; NVMF_TGT names another) does not run: {e}")
-            })?;
+            .map_err(|e| format!("{}: {e}", program()))?;
         let mut target = Self { child, dir };
         target.wait()?;
         target.call("nvmf_create_transport", json!({ "trtype": "VFIOUSER" }))?;

@@ -1,5 +1,6 @@
 //! The client's side of one connection.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use super::dial::{Dialled, RdmaConfig, SELF, SPARE_RECEIVES};
 use super::ffi::{Cq, Pd, Wc, completions, status_text, succeeded};
 use super::mr::{Access, Messages, Mr, Probed};
 use super::qp::{Chain, Qp};
-use super::sizing::client_sends;
+use super::sends::Sends;
 use crate::error::{Context as _, Error, Kind, Result};
 use crate::fabric::handshake::{ClientHandshake, Message};
 use crate::fabric::ids::IdTable;
@@ -50,9 +51,9 @@ pub struct RdmaChannel {
     pending: IdTable<Pending>,
     /// Places of request messages that are free.
     free: Vec<u16>,
-    /// Sends since the last signalled one, and those not known to be completed.
-    unsignalled: u16,
-    unfinished: u32,
+    sends: Sends,
+    /// Answers that have arrived before the send queue has room for what they allow to be sent.
+    held: VecDeque<Arrival>,
     next_look: Instant,
     // Dropped in this order, after `qp`.
     mr: Mr,
@@ -121,8 +122,8 @@ impl RdmaChannel {
             wcs: completions(),
             pending: IdTable::new(credits.into()),
             free: (0..credits).rev().collect(),
-            unsignalled: 0,
-            unfinished: 0,
+            sends: Sends::new(credits),
+            held: VecDeque::with_capacity(credits.into()),
             next_look: Instant::now(),
             mr,
             probed,
@@ -176,7 +177,7 @@ impl RdmaChannel {
         let Some(qp) = &self.qp else { return Err(self.ended()) };
         // The entry says how many sends the completion stands for.
         self.chain.push_send(qp, WorkId::of(SELF, Work::Handshake, 1).pack(), at, true);
-        self.unfinished += 1;
+        self.sends.push_alone();
         self.post()
     }
 
@@ -212,7 +213,7 @@ impl RdmaChannel {
         }
         let Some(work) = WorkId::unpack(wc.wr_id) else { return Ok(None) };
         if work.work != Work::Receive {
-            self.unfinished = self.unfinished.saturating_sub(work.entry.into());
+            self.sends.complete(work.entry);
             return Ok(None);
         }
         if wc.byte_len as usize != MESSAGE_SIZE {
@@ -247,6 +248,19 @@ impl RdmaChannel {
         Ok(Arrival { slot, record })
     }
 
+    /// Takes what the CQ has, at most [`POLL_BUDGET`].
+    fn take_completions(&mut self) -> Result<()> {
+        let got = self.cq.poll(&mut self.wcs)?;
+        for at in 0..got {
+            let wc = self.wcs[at];
+            if let Some(message) = self.on_completion(&wc)? {
+                let arrival = self.arrival(&message)?;
+                self.held.push_back(arrival);
+            }
+        }
+        if got == 0 { self.look_for_events() } else { Ok(()) }
+    }
+
     /// Sees whether the server has left; at most every [`LOOK`].
     fn look_for_events(&mut self) -> Result<()> {
         let now = Instant::now();
@@ -274,7 +288,7 @@ impl Channel for RdmaChannel {
     /// If the request or its body is longer than its slot, if the slot is of another arena, or if
     /// its id is in flight.
     fn submit(&mut self, mut request: Request, slot: Slot) -> std::result::Result<(), Slot> {
-        let full = self.free.is_empty() || self.unfinished >= client_sends(self.credits);
+        let full = self.free.is_empty() || self.sends.is_full();
         let Some(qp) = self.qp.as_ref().filter(|_| !full && !self.dead) else { return Err(slot) };
         let (id, length, body) = (request.id.get(), request.most(), request.body());
         let most = body.max(length.into());
@@ -292,15 +306,9 @@ impl Channel for RdmaChannel {
         let entry = self.free.pop().expect("not empty, seen above");
         let at = self.receives() + usize::from(entry);
         self.messages.write(at, request.as_bytes().try_into().expect("asserted in wire"));
-        // Some sends must be signalled for their places to come back; not each has to be.
-        self.unsignalled += 1;
-        let signalled = self.unsignalled >= self.credits.div_ceil(2);
-        let work = WorkId::of(SELF, Work::Answer, self.unsignalled).pack();
+        let (stands_for, signalled) = self.sends.push();
+        let work = WorkId::of(SELF, Work::Answer, stands_for).pack();
         self.chain.push_send(qp, work, at, signalled);
-        if signalled {
-            self.unsignalled = 0;
-        }
-        self.unfinished += 1;
         self.pending.insert(id, Pending { entry, slot, length });
         Ok(())
     }
@@ -313,20 +321,14 @@ impl Channel for RdmaChannel {
         if self.dead {
             return Err(self.ended());
         }
-        let before = out.len();
-        let most = (out.capacity() - before).min(POLL_BUDGET);
-        let got = self.cq.poll(&mut self.wcs[..most])?;
-        for at in 0..got {
-            let wc = self.wcs[at];
-            if let Some(message) = self.on_completion(&wc)? {
-                let arrival = self.arrival(&message)?;
-                out.push(arrival);
-            }
+        let outcome = self.take_completions();
+        let mut count = 0;
+        // What came before a failure counts.
+        if outcome.is_err() || self.sends.have_room_for(self.free.len()) {
+            count = self.held.len().min(out.capacity() - out.len());
+            out.extend(self.held.drain(..count));
         }
-        if got == 0 {
-            self.look_for_events()?;
-        }
-        Ok(out.len() - before)
+        outcome.map(|()| count)
     }
 
     fn abandon(&mut self) -> Vec<(u64, Option<Slot>)> {
@@ -348,7 +350,8 @@ impl Channel for RdmaChannel {
             // nothing can write to the slot any more.
             (id, gone.then(|| unsafe { slot.reclaim() }))
         };
-        self.pending.drain().map(give_back).collect()
+        let held = self.held.drain(..).map(|arrival| (arrival.record.id.get(), arrival.slot));
+        held.chain(self.pending.drain().map(give_back)).collect()
     }
 
     fn welcome(&self) -> &Welcome {
@@ -356,11 +359,11 @@ impl Channel for RdmaChannel {
     }
 
     fn in_flight(&self) -> u32 {
-        self.pending.len() as u32
+        (self.pending.len() + self.held.len()) as u32
     }
 
     fn is_in_flight(&self, id: u64) -> bool {
-        self.pending.contains(id)
+        self.pending.contains(id) || self.held.iter().any(|held| held.record.id.get() == id)
     }
 }
 

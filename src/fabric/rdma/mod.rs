@@ -43,6 +43,7 @@ mod mr;
 mod posting;
 mod private;
 mod qp;
+mod sends;
 mod sizing;
 #[cfg(test)]
 mod tests;

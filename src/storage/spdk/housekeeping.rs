@@ -21,6 +21,10 @@ const SCAN_TICKS: u32 = 10;
 /// that does not is one whose thread is not running.
 const COMPLY: Duration = Duration::from_secs(2);
 
+/// Pause between the last doorbell and the end of a controller. QEMU's (7.2) that is disabled while
+/// it fetches commands ends them into queues that it has freed, and crashes.
+const SETTLE: Duration = Duration::from_millis(20);
+
 /// How long a controller may take to be disabled, and to be enabled again. SPDK bounds its steps by
 /// what the controller says of itself (CAP.TO), and not at all where that is 0, as the registers of
 /// a dead one may read.
@@ -238,6 +242,7 @@ impl Keeper {
                 format!("{}: not reset, since a queue is not being polled", controller.name),
             ));
         }
+        std::thread::sleep(SETTLE);
         if !self.disable(controller) {
             if self.was_removed(controller) {
                 self.remove(controller);
